@@ -45,19 +45,23 @@ def bulk_jobs(  # noqa: PLR0913, PLR0917 -- each is a flag
     with plain_errors(), closing_client(settings.redis_url) as client:
         farm = FarmClient(client)
         chosen = choose_jobs(farm, query, verb)
+        refused = _foresee(farm, settings, verb, chosen.jobs)
+        able = [job for job in chosen.jobs if job.job not in refused]
+        possible = chosen.possible - len(refused)
         if not as_json:
-            typer.echo(_describe(verb, chosen))
-        meant = yes or dry_run or not chosen.jobs or typer.confirm("Go on?", err=True)
+            typer.echo(_describe(verb, chosen._replace(jobs=able, possible=possible)))
+        meant = yes or dry_run or not able or typer.confirm("Go on?", err=True)
         if not meant:
             fail("nothing was done")
-        refused = {} if dry_run else _act(farm, settings, verb, chosen.jobs)
+        if not dry_run:
+            refused |= _act(farm, settings, verb, able)
     if as_json:
-        done = [job.job for job in chosen.jobs if job.job not in refused]
+        done = [job.job for job in able if job.job not in refused]
         facts = {"verb": verb, "dry_run": dry_run, "found": chosen.found}
-        print_json(facts | {"possible": chosen.possible, "jobs": done, "refused": refused})
+        print_json(facts | {"possible": possible, "jobs": done, "refused": refused})
     for job, reason in refused.items():
         typer.echo(f"{job}: {reason}", err=True)
-    if refused:
+    if refused and not dry_run:
         fail(f"done to {len(chosen.jobs) - len(refused):,} of {counted(len(chosen.jobs), 'job')}")
 
 
@@ -72,6 +76,31 @@ def _describe(verb: Verb, chosen: ChosenJobs) -> str:
     if len(chosen.jobs) > NAMED_MAX:
         lines.append(f"  and {len(chosen.jobs) - NAMED_MAX:,} more")
     return "\n".join(lines)
+
+
+def _foresee(
+    farm: FarmClient, settings: Settings, verb: Verb, jobs: Sequence[JobFacts]
+) -> dict[str, str]:
+    """Return why something could not be done to some of the jobs from here, by job."""
+    from embedfarm.collector.manifest import read_manifest
+    from embedfarm.runs.request import request_of
+
+    refused: dict[str, str] = {}
+    for each in jobs if verb == "retry" else ():
+        if each.state != "finished":
+            refused[each.job] = _failed_again(farm, each.job)
+            continue
+        try:
+            request_of(read_manifest(Path(each.out)), settings)
+        except (EmbedfarmError, OSError) as error:
+            refused[each.job] = str(error)
+    return refused
+
+
+def _failed_again(farm: FarmClient, job: str) -> str:
+    """Say how to go on with a job that has failed, which only its own command can."""
+    command = farm.job(job).noted("command")
+    return f"it has failed; to go on with it: {command or 'run its command again'}"
 
 
 def _act(
@@ -115,7 +144,7 @@ def _act_on(farm: FarmClient, settings: Settings, verb: Verb, facts: JobFacts) -
             handle.delete()
         case "retry":
             if handle.status().state != "finished":
-                raise NotDone(f"it has failed; to go on with it: {handle.noted('command')}")
+                raise NotDone(_failed_again(farm, facts.job))
             retry_output(Path(facts.out), settings, as_json=False)
         case _:
             handle.set_terms(priority=PRIORITY_OF[verb])

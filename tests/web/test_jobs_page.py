@@ -19,7 +19,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
-from embedfarm.ingest.job_directories import Call
+from embedfarm.ingest.job_directories import Call, write_call
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.watch.job_search import JobQuery, search_jobs
 from embedfarm.web.auth.keys import Key, make_key
@@ -214,7 +214,7 @@ def test_marked_jobs_are_steered(web: TestClient, many: redis.Redis) -> None:
     """The jobs marked are counted and named before anything is done; others stay as they are."""
     page = ask(web, "cancel", job=["id-Wikipedia one", "id-papers", "id-mails"], words="w")
     assert "Cancel 2 jobs?" in page
-    assert "Left out, being in another state: 1 of 3." in page
+    assert "Left out, since it cannot be done to them now: 1 of 3." in page
     assert "papers" in page
     assert Job(many, "id-papers").status().state == "paused"
     assert act(web, page) == (303, "/jobs?words=w")
@@ -323,6 +323,55 @@ def test_old_jobs_are_chosen(web: TestClient, many: redis.Redis) -> None:
     assert bulk(web, "delete", age="before-day", dry_run=True)["jobs"] == ["id-mails"]
     assert bulk(web, "delete", age="before-week", dry_run=True)["jobs"] == []
     assert shown(web, age="before-day") == ["mails"]
+
+
+def test_a_dry_run_of_retries_tells_the_truth(
+    server: LiveServer, many: redis.Redis, tmp_path: Path
+) -> None:
+    """A dry run names the jobs that can be tried again from here, and why others cannot.
+
+    The action itself does it to the same ones and refuses the same ones.
+    """
+    mine = Job(many, f"{1:032x}")
+    mine.create(SPEC, 0, notes={"out": "out"})
+    FarmClient(many).end(mine.id, "failed", "no memory", Settings())
+    (tmp_path / mine.id).mkdir()
+    write_call(tmp_path / mine.id, Call(["c.txt"], "out", {}, ""))
+    asked = {"jobs": ["id-mails", "id-letters", "id-papers", "none", mine.id]}
+    with client_of(server, jobs_directory=tmp_path) as web:
+        found = bulk(web, "retry", dry_run=True)
+        assert (found["possible"], found["jobs"]) == (1, [mine.id])
+        assert "was not submitted by HTTP" in found["refused"]["id-mails"]
+        assert found["refused"].keys() == {"id-mails", "id-letters"}
+        page = ask(web, "retry", every="yes")
+        assert "Try again what failed in 1 job?" in page
+        assert "Left out, since it cannot be done to them now: 6 of 7. One of them: job id-" in page
+        dry = bulk(web, "retry", dry_run=True, **asked)
+        assert (dry["found"], dry["possible"], dry["jobs"]) == (5, 1, [mine.id])
+        assert mine.status().state == "failed"
+        wet = bulk(web, "retry", **asked)
+    assert wet["jobs"] == dry["jobs"]
+    assert wet["refused"].keys() == dry["refused"].keys()
+    assert mine.status().state == "open"
+
+
+def test_the_command_foresees_which_retries_it_can_do(
+    server: LiveServer, many: redis.Redis
+) -> None:
+    """A dry run of retries at the command line names those that need their own command."""
+    command = "embedfarm embed mails.jsonl --out vectors"
+    many.hset(wire.JobKeys("id-mails").meta, "command", command)
+    words = ("jobs", "bulk", "retry", "--redis", server.url, "--json")
+    dry = run(*words, "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    said = json.loads(dry.stdout)
+    assert (said["found"], said["possible"], said["jobs"]) == (6, 0, [])
+    assert said["refused"]["id-mails"] == f"it has failed; to go on with it: {command}"
+    assert said["refused"].keys() == {"id-mails", "id-letters"}
+    wet = run(*words, "--yes")
+    assert wet.returncode == 1
+    assert json.loads(wet.stdout)["refused"] == said["refused"]
+    assert "done to 0 of 2 jobs" in wet.stderr
 
 
 def test_many_of_a_tenant(server: LiveServer, many: redis.Redis) -> None:

@@ -12,8 +12,9 @@ from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.redaction import CORPUS_CHARACTERS_MAX
 from embedfarm.contract.scheduling_terms import LABEL_CHARACTERS_MAX, TENANT_CHARACTERS_MAX
 from embedfarm.contract.status import JobGone
-from embedfarm.watch.job_actions import MANY_MAX, PRIORITY_OF, Verb, choose_jobs
+from embedfarm.watch.job_actions import MANY_MAX, MAY, PRIORITY_OF, Verb, choose_jobs
 from embedfarm.watch.job_search import Age, JobQuery, State
+from embedfarm.watch.overview import read_jobs
 from embedfarm.web.auth.keys import Key, Scope
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import problems
@@ -23,6 +24,7 @@ from embedfarm.web.jobs import routes as jobs
 from embedfarm.web.services import Caller, Service, Services, need
 
 MANY_SECONDS: Final = 20.0  # for the jobs of a request; those that are left then are named
+GONE: Final = "there is no such job any more"
 LOGGER: Final = logging.getLogger(__name__)
 
 router: Final = APIRouter(prefix="/v1", tags=["jobs"], route_class=BoundedRoute)
@@ -78,9 +80,9 @@ class BulkAnswer(BaseModel):
         verb: The action.
         dry_run: Whether nothing was done.
         found: Number of jobs that were named or found, in whatever state.
-        possible: Number of those whose state allows it; at most 1,000 are acted on.
+        possible: Number of those that it can be done to; at most 1,000 are acted on.
         jobs: Ids of those that it was done to, or would be.
-        refused: Reasons why it was not done to others, by id.
+        refused: Reasons why it was not, or would not be, done to others, by id.
     """
 
     verb: Verb
@@ -104,8 +106,11 @@ def act_on_jobs(services: Service, key: Caller, action: BulkAction) -> BulkAnswe
         chosen = choose_jobs(services.farm, action.query(), action.verb)
         names = [each.job for each in chosen.jobs]
         found, possible = chosen.found, chosen.possible
-    refused = {} if action.dry_run else act_on_all(services, key, action.verb, names)
-    if not action.dry_run:
+    if action.dry_run:
+        refused = foresee(services, action.verb, names)
+        possible -= len(refused)
+    else:
+        refused = act_on_all(services, key, action.verb, names)
         LOGGER.info("%s does %r to %d jobs", key.name, action.verb, len(names) - len(refused))
     return BulkAnswer(
         verb=action.verb,
@@ -115,6 +120,29 @@ def act_on_jobs(services: Service, key: Caller, action: BulkAction) -> BulkAnswe
         jobs=[name for name in names if name not in refused],
         refused=refused,
     )
+
+
+def foresee(services: Services, verb: Verb, names: Sequence[str]) -> dict[str, str]:
+    """Return why something could not be done to some of the jobs now, by job; nothing is done.
+
+    Whether what failed can be tried again is looked up on the disk, for as long as the action
+    itself may take.
+    """
+    refused = dict[str, str]()
+    found = {each.job: each for each in read_jobs(services.farm, names)}
+    end = time.monotonic() + MANY_SECONDS
+    for job in names:
+        facts = found.get(job)
+        if facts is None:
+            refused[job] = GONE
+        elif not MAY[verb](facts):
+            refused[job] = f"job {job} is {facts.state}: {verb} is not for it now"
+        elif verb == "retry" and time.monotonic() < end:
+            try:
+                retries.prepare_retry(services, facts)
+            except HTTPException as error:
+                refused[job] = error.detail
+    return refused
 
 
 def act_on_all(services: Services, key: Key, verb: Verb, names: Sequence[str]) -> dict[str, str]:
@@ -131,7 +159,7 @@ def act_on_all(services: Services, key: Key, verb: Verb, names: Sequence[str]) -
         except HTTPException as error:
             refused[job] = error.detail
         except JobGone:
-            refused[job] = "there is no such job any more"
+            refused[job] = GONE
         except EmbedfarmError as error:  # the job has ended, or the farm is full
             refused[job] = str(error)
     return refused

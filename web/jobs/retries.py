@@ -42,33 +42,54 @@ def retry_job(services: Service, who: Caller, job: JobId) -> JobFacts:
     facts = read_job(services.farm, job)
     if facts.state in {"failed", "finished"} and not services.submissions.await_end(job):
         raise HTTPException(409, f"something is yet to be done for job {job}: ask again later")
+    call = prepare_retry(services, facts)
     try:
         if facts.state == "failed":
-            _begin_anew(services, facts)
-        elif facts.state == "finished":
-            call = _call_for(services.settings, facts)
-            services.submissions.embed(job, call, "retry_failed")
+            _begin_anew(services, facts, call)
         else:
-            raise HTTPException(409, f"job {job} is {facts.state}: there is nothing to retry yet")
-    except (DuplicateJobError, OSError, OutputError, PathRefused, ValueError) as error:
+            services.submissions.embed(job, call, "retry_failed")
+    except (DuplicateJobError, OSError, ValueError) as error:
         raise HTTPException(409, f"job {job} cannot be tried again: {error}") from error
     LOGGER.info("%s retries job %r", who.name, job)
     return read_job(services.farm, job)
 
 
-def _begin_anew(services: Services, facts: JobFacts) -> None:
-    """Run a failed job again, from where it had stopped.
+def prepare_retry(services: Services, facts: JobFacts) -> Call:
+    """Return the call that tries a job again, without doing anything.
+
+    Raises:
+        HTTPException: The job cannot be tried again from here; the detail says why.
+    """
+    job = facts.job
+    try:
+        if facts.state == "failed":
+            return _first_call(services.settings, job)
+        if facts.state == "finished":
+            return _call_for(services.settings, facts)
+    except (OSError, OutputError, PathRefused, ValueError) as error:
+        raise HTTPException(409, f"job {job} cannot be tried again: {error}") from error
+    raise HTTPException(409, f"job {job} is {facts.state}: there is nothing to retry yet")
+
+
+def _first_call(settings: Settings, job: str) -> Call:
+    """Return the call that made a job.
 
     Raises:
         HTTPException: The job did not come by HTTP, so that its task is not known here, or its
             task cannot be read.
     """
-    directory = directory_of(services.settings, facts.job)
+    directory = directory_of(settings, job)
     if directory is None:
-        raise HTTPException(409, f"job {facts.job} was not submitted by HTTP: run it again")
-    call, handle = read_call(directory), services.farm.job(facts.job)
+        raise HTTPException(409, f"job {job} was not submitted by HTTP: run it again")
+    call = read_call(directory)
     if call is None:
-        raise HTTPException(409, f"what job {facts.job} was to do cannot be read: submit it again")
+        raise HTTPException(409, f"what job {job} was to do cannot be read: submit it again")
+    return call
+
+
+def _begin_anew(services: Services, facts: JobFacts, call: Call) -> None:
+    """Run a failed job again, from where it had stopped."""
+    handle = services.farm.job(facts.job)
     notes = {"out": facts.out, "command": handle.noted("command")}
     terms = Terms(**{name: getattr(facts, name) for name in Terms.__dataclass_fields__})
     services.farm.admit(facts.job, services.settings.jobs_max)

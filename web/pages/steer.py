@@ -13,7 +13,7 @@ from embedfarm.watch.job_actions import MANY_MAX, MAY, PRIORITY_OF, Verb, choose
 from embedfarm.watch.overview import JobFacts, read_job, read_jobs
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.rendering import PATH_CHARACTERS_MAX, local_path, render, segment
-from embedfarm.web.jobs.bulk import DO, act_on_all
+from embedfarm.web.jobs.bulk import DO, act_on_all, foresee
 from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.pages.jobs import JobFilter
 from embedfarm.web.pages.sign_in import leave_for
@@ -128,9 +128,13 @@ def ask_many(
         marked = read_jobs(services.farm, selection.job)
         some = [job for job in marked if MAY[selection.verb](job)]
         possible, found = len(some), len(selection.job)
+    refused = foresee(services, selection.verb, [job.job for job in some])
+    some = [job for job in some if job.job not in refused]
+    possible -= len(refused)
+    why = next(iter(refused.values()), "")
     told = _question(action, counted(len(some), "job")) | {
         "subjects": _subjects(some),
-        "consequence": _consequence(action, len(some), possible, found),
+        "consequence": _consequence(action, len(some), possible, found, why),
         "no": "Leave them as they are",
         "back": selection.place(),
         "fields": [("verb", selection.verb), ("back", selection.place())]
@@ -140,15 +144,20 @@ def ask_many(
     return render(request, "confirm.html", told)
 
 
-def _consequence(action: Action, some: int, chosen: int, names: int) -> str:
-    """Say what an action on some jobs does, out of those it can be done to and those marked."""
+def _consequence(action: Action, some: int, chosen: int, names: int, why: str) -> str:
+    """Say what an action on some jobs does, out of those it can be done to and those marked.
+
+    One of the reasons why it cannot be done to others, beyond their state, is told.
+    """
+    because = f" One of them: {why}." if why else ""
     if not names:
         return "No job is marked."
     if not chosen:
-        return f"Of {counted(names, 'job')} none is in a state for that."
+        return f"Of {counted(names, 'job')} none is in a state for that.{because}"
     parts = [action.consequence]
     if chosen < names:
-        parts.append(f"Left out, being in another state: {names - chosen:,} of {names:,}.")
+        left = f"{names - chosen:,} of {names:,}"
+        parts.append(f"Left out, since it cannot be done to them now: {left}.{because}")
     if some < chosen:
         parts.append(f"These are the first {some:,} of {chosen:,}.")
     return " ".join(parts)
