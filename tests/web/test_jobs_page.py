@@ -428,3 +428,14 @@ def test_a_place_in_the_queue(web: TestClient, client: redis.Redis) -> None:
     text = web.get("/jobs", headers=BROWSER).text
     assert text.count('is-queued">queued<') == 2
     assert [text.count(f"place {place} in the queue") for place in (1, 2, 3)] == [1, 1, 0]
+
+
+def test_a_page_offers_only_retries_that_can_be_done(web: TestClient, many: redis.Redis) -> None:
+    """The page of a job that failed offers to try it again if it came by HTTP."""
+    mine = Job(many, f"{1:032x}")
+    mine.create(SPEC, 0)
+    FarmClient(many).end(mine.id, "failed", "no memory", Settings())
+    for job, offered in ((mine.id, True), ("id-mails", False)):
+        page = web.get(f"/jobs/{job}", headers=BROWSER).text
+        assert (f'href="/jobs/{job}/retry"' in page) is offered
+        assert f'href="/jobs/{job}/delete"' in page

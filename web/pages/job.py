@@ -132,7 +132,7 @@ def _read(
         "lanes": lanes_of(farm.statistics.recent_batches(LANE_SECONDS), name),
         "accounts": {worker: describe(account) for worker, account in accounts.items()},
         "timeline": farm.timeline.newest(EVENTS_MAX, name),
-        "actions": actions_for(facts),
+        "actions": [verb for verb in actions_for(facts) if verb != "retry" or _may_retry(facts)],
         "limited": facts.state == "paused" and (facts.limited or bool(facts.braked)),
         "limit_max": int(LIMIT_MAX),
         "runs": runs.read(facts),
@@ -158,6 +158,11 @@ def _spec(handle: Job) -> dict[str, Any]:
     usual = msgspec.structs.asdict(JobSpec(model=""))
     others = {name: value for name, value in spec.items() if value != usual[name]}
     return others | ({"ranges": "from a sample"} if "ranges" in others else {})
+
+
+def _may_retry(facts: JobFacts) -> bool:
+    """Tell whether a job that has failed can be tried again from here: one that came by HTTP."""
+    return facts.state == "finished" or is_submitted(facts.job)
 
 
 def actions_for(job: JobStatus) -> list[str]:
