@@ -44,6 +44,8 @@ def read_beginning(
             f"{options.format or 'this'} is not estimated by its beginning: send some of its texts,"
             " and in chunks how many it has"
         )
+    if not path.is_file():  # to open a pipe could take for ever
+        raise CorpusError("it is no file")
     with path.open("rb") as file:
         data = file.read(BEGINNING_BYTES)
     size = max(whole_bytes, path.stat().st_size)

@@ -1,6 +1,7 @@
 """Tests of estimates by HTTP and on the form: what a job would take, before it is made."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -115,6 +116,7 @@ def test_a_real_tokenizer_counts(web: TestClient, client: redis.Redis) -> None:
         ({"content": b"nonsense\n", "headers": LINES}, 422, "line 1"),
         ({"content": b"", "headers": LINES}, 422, "there is no row in it"),
         ({"json": {"texts": ["a"], "wide": 1}}, 422, "wide"),
+        ({"json": {"source": "https://host/a?sig=x", "input_format": "csv"}}, 422, "a URL is not"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_estimated(
@@ -124,6 +126,16 @@ def test_what_cannot_be_estimated(
     answer = web.post("/v1/estimates", **request_)
     assert answer.status_code == status, answer.text
     assert words in json.dumps(answer.json())
+
+
+def test_a_pipe_is_not_waited_for(web: TestClient, tmp_path: Path) -> None:
+    """A pipe below a root, which nobody writes to, is refused at once; so is a directory."""
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "directory.jsonl").mkdir()
+    for name in ("pipe", "directory"):
+        answer = web.post("/v1/estimates", json={"source": str(tmp_path / f"{name}.jsonl")})
+        assert answer.status_code == 422
+        assert "it is no file" in answer.json()["detail"]
 
 
 def test_the_form_estimates(web: TestClient, client: redis.Redis) -> None:

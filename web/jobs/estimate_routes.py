@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from embedfarm.contract import model_files
+from embedfarm.ingest.allow_list import is_url
 from embedfarm.producer.readers import CorpusError, CorpusOptions
 from embedfarm.producer.readers.corpus import SUFFIXES
 from embedfarm.producer.readers.source import split_compression
@@ -72,6 +73,8 @@ def estimate_order(services: Services, order: Order) -> RoughEstimate:
     model = services.find_model(said.model)
     if order.upload is not None:
         path = order.upload.path
+    elif is_url(order.corpus):
+        raise HTTPException(422, "a URL is not read for an estimate: send some texts, and chunks")
     else:
         path = Path(find_source(order.corpus, services.settings))
     try:
