@@ -29,6 +29,7 @@ OUTLIVE_SECONDS_MAX: Final = 15.0
 LOOK_SECONDS: Final = 0.02
 KILLED_SHARE: Final = 0.5  # of the commands that are stopped for a change; others get Ctrl-C
 PAUSE_SECONDS_MAX: Final = 3.0
+DEVICE_SECONDS_MAX: Final = 2.0  # that a job may take before it pauses itself
 EDITS: Final = (
     Corpus.grow, Corpus.lose, Corpus.insert, Corpus.swap, Corpus.reorder, Corpus.change,
     Corpus.spoil,
@@ -37,6 +38,7 @@ EDITS: Final = (
 OUTLIVED: Final = State(
     "worker goes on in the next life of its job", "it was stopped, and others lease its blocks"
 )
+BRAKED: Final = State("job paused itself", "one is at its limit when that is lifted")
 READ_CHANGED: Final = State("corpus changed while it was read", "an edit comes within a reading")
 
 
@@ -66,7 +68,7 @@ class Lives:
         kinds: list[Fault] = [
             self.edit, self.edit, self.edit, self.edit_stopped, self.edit_stopped,
             self.stop_long, self.stop_long, self.outlive, self.outlive, self.week, self.pause,
-            self.cancel, self.delete, self.set_terms, self.read_pages, self.read_pages,
+            self.limit, self.cancel, self.delete, self.set_terms, self.read_pages, self.read_pages,
         ]  # fmt: skip
         some = self.scene.world.random
         for _ in range(some.randint(STEPS_MIN, STEPS_MAX)):
@@ -198,6 +200,33 @@ class Lives:
         world = self.scene.world
         if world.now <= self.faults.ends_at + PAUSE_SECONDS_MAX:
             world.call_at(world.now + PAUSE_SECONDS_MAX, partial(self._resume, name))
+
+    def limit(self) -> float | None:
+        """Limit a job's device time, at which it pauses itself, and lift that a while later."""
+        if not (busy := self._user()):
+            return None
+        name = busy[1].place.job_id
+        hours = self.random.uniform(0.0, DEVICE_SECONDS_MAX) / 3600
+
+        def limit(job: Job) -> None:
+            job.set_terms(max_hours=hours)
+
+        self._operate(name, limit)
+        seconds = self.random.uniform(0.0, PAUSE_SECONDS_MAX)
+        self.scene.world.call_at(self.scene.world.now + seconds, partial(self._lift, name))
+        return seconds
+
+    def _lift(self, name: str) -> None:
+        """Lift the limit of a job like `embedfarm jobs set`, until nobody can limit it any more."""
+
+        def lift(job: Job) -> None:
+            BRAKED.reach(bool(job.status().braked))
+            job.set_terms(max_hours=0.0)
+
+        self._operate(name, lift)
+        world = self.scene.world
+        if world.now <= self.faults.ends_at + PAUSE_SECONDS_MAX:
+            world.call_at(world.now + PAUSE_SECONDS_MAX, partial(self._lift, name))
 
     def cancel(self) -> float | None:
         """Cancel a job like `embedfarm jobs cancel`."""
