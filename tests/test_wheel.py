@@ -236,7 +236,7 @@ MISTAKES: Final = {
     "embed a.jsonl --out o --model null:8 --dimensions 9": "has vectors of 8 dimensions",
     "embed a.jsonl --out o --model no/such-model": "model 'no/such-model' is no directory",
     "embed a.jsonl --out o --model null:8 --prompt a --prompt-name b": "two ways to say the same",
-    "embed a.csv --out done-a.jsonl --model null:8": "needs a directory of its own",
+    "embed a.csv --out done --model null:8": "needs a directory of its own",
     "search parts apples": "no finished output is here",
     "jobs ls": "which server? give --redis URL or set EMBEDFARM_REDIS_URL",
     "up --port {busy}": "cannot listen at 127.0.0.1, port {busy}",
@@ -253,11 +253,11 @@ def test_the_first_hour(everything: Environment, tmp_path: Path) -> None:
     for name in ("queue.py", "email.py", "workers/__init__.py", "contract/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("raise RuntimeError('of the user')")
-    for source in write_formats(tmp_path):
-        out = f"done-{source}"
-        done = everything.attempt(tmp_path, "embed", source, "--out", out, "--model", "null:8")
-        assert done.returncode == 0, (source, done.stderr)
-        assert json.loads((tmp_path / out / "_manifest.json").read_text())["count"] == len(TEXTS)
+    sources, out = write_formats(tmp_path), tmp_path / "done"
+    done = everything.attempt(tmp_path, "embed", *sources, "--out", out, "--model", "null:8")
+    assert done.returncode == 0, done.stderr
+    count = json.loads((out / "_manifest.json").read_text())["count"]
+    assert count == len(sources) * len(TEXTS)
     (tmp_path / "body.jsonl").write_text('{"body": "a"}\n')
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
     (tmp_path / "latin.csv").write_bytes("text\ncaf\u00e9\n".encode("latin-1"))
