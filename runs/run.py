@@ -268,10 +268,12 @@ class Run:
             farm.job(own.name, own.owner), output, self.place.settings, self.stop, on_part,
             self._sending.source, self._known, lambda: self._fingerprint.settle(farm, own),
         )  # fmt: skip
-        count = collector.collect()
-        if count is None or not collector.close_last_part():
-            return None
-        return self._finish(collector, farm, own, count)
+        while (count := collector.collect()) is not None and collector.close_last_part():
+            with self._sending.source.held:
+                # A server that came back may have had the source read again since.
+                if self._sending.source.count == count == output.next_index:
+                    return self._finish(collector, farm, own, count)
+        return None
 
     def _trace_part(self, output: Output) -> None:
         """Trace a part that is on the disk, with the time since the one before."""
@@ -341,7 +343,7 @@ class Run:
     def _finish(
         self, collector: Collector, farm: FarmClient, own: OwnJob, count: int
     ) -> Manifest | None:
-        """Write the manifest; None when `stop` came first."""
+        """Write the manifest, while nobody reads the source; None when `stop` came first."""
         self._persist(lambda: self._fingerprint.learn(farm, own))
         status = self._last_status(farm, own)
         accounts = self._persist(lambda: farm.reports.accounts(*own))

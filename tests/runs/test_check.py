@@ -5,6 +5,7 @@ import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -19,10 +20,14 @@ from embedfarm.cli.app import app
 from embedfarm.collector.export import export
 from embedfarm.collector.manifest import read_manifest, write_manifest
 from embedfarm.collector.sample_list import read_sample, write_table
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobStatus
 from embedfarm.runs.check import recall_of_neighbours
+from embedfarm.runs.own_job import OwnJob
 from embedfarm.runs.query import embed_query
+from embedfarm.runs.run import Run
 from tests.workers.embedding_server import Embed, EmbeddingServer
 from tests.workers.tiny_models import SENTENCES, build
 
@@ -256,3 +261,24 @@ def test_neighbours() -> None:
     assert recall_of_neighbours(matrix, 3 * matrix) == 1
     assert 0 < (recall_of_neighbours(matrix, other) or 0) < 0.6
     assert recall_of_neighbours(matrix[:2], matrix[:2]) is None
+
+
+def test_a_source_that_is_read_again_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a server asks for while the manifest is written takes no text out of the sample."""
+    begun: list[Thread] = []
+
+    def last_status(run: Run, farm: FarmClient, own: OwnJob) -> JobStatus:
+        begun.append(Thread(target=run._sending.source.begin, args=([],)))
+        begun[0].start()
+        begun[0].join(0.2)
+        return truth(run, farm, own)
+
+    truth = Run._last_status
+    monkeypatch.setattr(Run, "_last_status", last_status)
+    embedfarm.embed(TEXTS, out=tmp_path / "out", model="null:8", progress=False)
+    begun[0].join()
+    sample = read_manifest(tmp_path / "out").sample
+    assert sample is not None
+    assert sample.texts == 32
