@@ -87,6 +87,8 @@ def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:
     with on_farm(redis) as farm:
         handle = find_job(farm, job)
         facts = _describe_job(read_progress(farm, handle.id))
+        accounts = farm.reports.accounts(handle.id).values()
+        facts["chunks_cached"] = sum(account.chunks_cached for account in accounts)
         timeline = farm.timeline.newest(EVENTS_MAX, handle.id)
     if as_json:
         print_json(facts | {"timeline": [asdict(entry) for entry in timeline]})

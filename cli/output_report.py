@@ -87,6 +87,9 @@ def _details(manifest: "Manifest", out: Path, embedded: int) -> Iterator[str]:
     for directory, count in manifest.reused.items():
         whence = "the same text before" if directory == OWN else directory
         yield f"{counted(count, 'chunk')} ({count / manifest.count:.0%}) from {whence}"
+    cached = sum(account.get("chunks_cached", 0) for account in manifest.accounts.values())
+    if cached:
+        yield f"{counted(cached, 'chunk')} from the vector cache of the workers' hosts"
     if manifest.reused:
         yield describe_reuse(sum(manifest.reused.values()), embedded, manifest.embed_seconds)
     if manifest.changes is not None:

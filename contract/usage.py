@@ -58,9 +58,11 @@ class Account(Record):
         peak_flops_per_second: Peak of this device, measured by multiplying matrices; 0 when
             unknown.
         seconds: Time by activity: "queue" (the device waits for work), "tokenise", "forward" (the
-            device works), "lane" (it works for interactive requests meanwhile), "commit". All but
-            "queue", "forward" and "lane" run beside the device.
+            device works), "lane" (it works for interactive requests meanwhile), "commit", "cache"
+            (looking for vectors there). All but "queue", "forward" and "lane" run beside the
+            device.
         parity: The sample that was checked, None without one.
+        chunks_cached: Chunks whose vectors were in the worker's cache, so that no device made them.
     """
 
     engine: str = ""
@@ -80,6 +82,7 @@ class Account(Record):
     cost_seconds: dict[str, Fact] = msgspec.field(default_factory=dict)
     texts_full: Count = 0
     texts_empty: Count = 0
+    chunks_cached: Count = 0
 
     def spend(self, activity: str, seconds: float) -> None:
         """Add time to an activity."""
@@ -124,6 +127,7 @@ SUMS = (
     "rows_repeated",
     "texts_full",
     "texts_empty",
+    "chunks_cached",
     "flops",
 )
 LATEST = (

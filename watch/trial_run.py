@@ -68,6 +68,7 @@ def calibrate(
         ForecastError: The workers did not start, or embedded nothing.
         EmbedfarmError: The sample cannot be embedded as the job asks for.
     """
+    settings = settings.model_copy(update={"vector_cache_directory": None})  # is no speed
     workers = len(choose_devices(devices, cpu_workers, settings))
     with TemporaryDirectory(prefix="embedfarm-plan-") as name:
         corpus = Path(name) / "sample.jsonl"

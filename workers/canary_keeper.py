@@ -73,7 +73,8 @@ class CanaryKeeper:
             DeviceFailed: Nothing works on the device any more.
         """
         known = batch.canaries
-        if known is None:
+        is_cached = batch.cached is not None and not batch.account.batches
+        if known is None or is_cached:
             return
         began = time.monotonic()
         count = bisect_right(_CHARACTERS, CHECK_SHARE * batch.tokenised.lengths.sum())
@@ -104,7 +105,8 @@ class CanaryKeeper:
 
     def of(self, engine: Engine) -> Canaries | None:
         """Return the canaries that an engine has made; None where it made none."""
-        return self._made[id(engine)][1] if self.has(engine) else None
+        kept, canaries = self._made.get(id(engine), (None, None))
+        return canaries if kept is not None and kept() is engine else None
 
 
 def make_canaries(engine: Engine, texts: tuple[str, ...] = TEXTS) -> Canaries | None:

@@ -28,6 +28,7 @@ from embedfarm.workers.leases import Holdings, JobPart, Lease, Making, MicroBatc
 ACCOUNTS_MAX: Final = 1000  # jobs that this worker may come back to
 RATES_MAX: Final = 64  # models, the last ones
 PIPELINE_BYTES: Final = 4 << 20  # results sent in one round trip
+CACHED_SHARE_MAX: Final = 0.5  # of the first tokens by which a worker knows its speed
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -234,12 +235,16 @@ class Committer:
         aside = spent.get("check", 0.0) + spent.get("lane", 0.0)
         seconds = max(1e-6, ended - max(self._last_end, batch.fetch_began) - aside)
         first, self._last_end = not self._last_end, ended
-        weight = 1 - 0.5 ** (seconds / self.settings.rate_half_life_seconds)
-        model, rate = model_key(batch.spec), tokens / seconds
-        known = self._rates.pop(model, rate) or rate
-        self.tokens_per_second = self._rates[model] = known + weight * (rate - known)
-        if len(self._rates) > RATES_MAX:
-            del self._rates[next(iter(self._rates))]
+        overhead_seconds = max(0.0, seconds - batch.forward_seconds)
+        model = model_key(batch.spec)
+        # What was in the cache is no speed. It counts as the time that the device would have taken,
+        # which a worker does not know before it has embedded something.
+        if batch.cached is not None:
+            seconds = max(seconds, batch.forward_seconds + batch.cached.spared_seconds)
+        if batch.cached_share <= CACHED_SHARE_MAX or model in self._rates:
+            self._learn(model, tokens / seconds, seconds)
+        else:
+            tokens = 0
         lengths = batch.tokenised.text_lengths.astype(np.float64)
         part = tokens / max(1, sum(lease.entry.tokens for lease in batch.leases))
         jobs = {
@@ -256,7 +261,7 @@ class Committer:
             padded_tokens=batch.account.padded_tokens,
             real_tokens=batch.account.real_tokens,
             seconds=seconds,
-            overhead_seconds=max(0.0, seconds - batch.forward_seconds),
+            overhead_seconds=overhead_seconds,
             pairs=int(part * (lengths @ lengths)),
             first=first,
             jobs=jobs if len(jobs) > 1 else {},
@@ -265,6 +270,14 @@ class Committer:
             self.farm.statistics.report(completion, self.settings.events_max)
         except UNAVAILABLE as error:  # statistics are not waited for: the next results go on
             log.warning("micro-batch not reported, server away: %s", error)
+
+    def _learn(self, model: str, rate: float, seconds: float) -> None:
+        """Take the rate of so many seconds into the average of a model."""
+        weight = 1 - 0.5 ** (seconds / self.settings.rate_half_life_seconds)
+        known = self._rates.pop(model, rate) or rate
+        self.tokens_per_second = self._rates[model] = known + weight * (rate - known)
+        if len(self._rates) > RATES_MAX:
+            del self._rates[next(iter(self._rates))]
 
 
 def _groups(results: Iterable[tuple[Lease, Result]]) -> Iterator[list[tuple[Lease, Result]]]:

@@ -22,8 +22,14 @@ from embedfarm.workers.engines.windows import pool_windows
 from embedfarm.workers.leases import JobPart, MicroBatch
 from embedfarm.workers.packing import STARTED_MAX, batch_tokens, pack
 from embedfarm.workers.parity import Receipts, check_parity
-from embedfarm.workers.quantisation import quantise
-from embedfarm.workers.texts import copy_repeated, first_texts, live_texts
+from embedfarm.workers.quantisation import quantise, unusable
+from embedfarm.workers.texts import (
+    copy_repeated,
+    first_texts,
+    give_up,
+    live_texts,
+    without_reason,
+)
 from embedfarm.workers.timings import Timings
 from embedfarm.workers.watchdog import Watchdog
 
@@ -116,9 +122,10 @@ class Embedder:
     def embed(self, batch: MicroBatch) -> NDArray[Any]:
         """Embed all texts, to vectors as they are stored, shape (n, width); accounts go to `batch`.
 
-        A text that repeats goes through the model once. A chunk that the engine cannot embed gets a
-        zero vector and an entry in `batch.reasons`. Rows of lost leases stay zero. When all leases
-        are lost, as after a cancel, the work ends with the device batches that are begun.
+        A text that repeats goes through the model once, and one whose vector is cached not at all.
+        A chunk that the engine cannot embed gets a zero vector and an entry in `batch.reasons`.
+        Rows of lost leases stay zero. When all leases are lost, as after a cancel, the work ends
+        with the device batches that are begun.
 
         Raises:
             DeviceFailed: Nothing works on this device any more; no chunk is to blame.
@@ -130,6 +137,9 @@ class Embedder:
         if batch.lost:
             run.rows = run.rows[:0]
         stored = self._close(run)
+        if batch.cached is not None:
+            spared = self._pack(batch, batch.tokenised.rows_of(batch.cached.texts))
+            batch.cached.spared_seconds = sum(self._predict(batch, rows) for rows in spared)
         lane_seconds = self.lane_seconds - lane_seconds_before
         cost = self.timings.cost(batch.spec, batch.engine)
         batch.account.cost_seconds = {} if cost is None else cost._asdict()
@@ -175,7 +185,10 @@ class Embedder:
         unit = batch.engine.normalised
         pooled = pool_windows(batch.tokenised, run.vectors, normalised=unit)
         copy_repeated(batch, run.texts, run.sources, pooled)
-        return _store(pooled, batch)
+        batch.take_cached(pooled)
+        stored = _store(pooled, batch)
+        batch.note_made(run.sources, pooled)
+        return stored
 
     def _look(self) -> ModelRun | None:
         """Take the requests that wait as a run, None if there are none."""
@@ -281,7 +294,7 @@ class Embedder:
         batch.account.batches_refused += full
         if len(rows) == 1:
             raised = f"the model raised {type(error).__name__}: {error}"
-            _fail(batch, rows, f"does not fit on the device: {error}" if full else raised)
+            give_up(batch, rows, f"does not fit on the device: {error}" if full else raised)
             return todo
         if not full:
             half = len(rows) // 2
@@ -302,8 +315,8 @@ class Embedder:
         self, batch: MicroBatch, rows: NDArray[np.intp], vectors: NDArray[np.float32]
     ) -> None:
         """Run rows without a usable vector again in float32: half precision has narrow limits."""
-        rows = _without_reason(batch, rows)
-        bad = rows[_unusable(vectors[rows])]
+        rows = without_reason(batch, rows)
+        bad = rows[unusable(vectors[rows])]
         if not len(bad):
             return
         try:
@@ -316,7 +329,7 @@ class Embedder:
                         vectors[row] = reference.forward(batch.tokenised, bad[[at]])[0]
         except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
             log.warning("not run again in float32: %s", error)
-        _fail(batch, bad[~vectors[bad].any(axis=1)], "the model gave the zero vector")
+        give_up(batch, bad[~vectors[bad].any(axis=1)], "the model gave the zero vector")
 
     def _keep_reference(self, batch: MicroBatch) -> Engine | None:
         """Return the reference, and keep it: a model that needs it once will need it again.
@@ -338,7 +351,7 @@ class Embedder:
     def _check(self, run: ModelRun) -> None:
         """Compare a sample of each job's first vectors with better ones."""
         for part in run.batch.parts:
-            rows = _without_reason(run.batch, _rows_of(run, part))
+            rows = without_reason(run.batch, _rows_of(run, part))
             if len(rows) and not part.lost and self._receipts.due(part.making, len(rows)):
                 shared = self._receipts.shared(part.making, run.batch.engine)
                 part.account.parity = shared or self._own_parity(run, part, rows)
@@ -401,26 +414,6 @@ def _rows_of(run: ModelRun, part: JobPart) -> NDArray[np.intp]:
         return run.rows
     own = (part.texts.start <= run.texts) & (run.texts < part.texts.stop)
     return run.batch.tokenised.rows_of(np.unique(run.sources[own]))
-
-
-def _fail(batch: MicroBatch, rows: NDArray[np.intp], reason: str) -> None:
-    """Give up the texts of some rows, for this reason."""
-    batch.reasons.update(dict.fromkeys(batch.tokenised.texts_of(rows).tolist(), reason))
-
-
-def _without_reason(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the rows whose texts have not failed."""
-    if not batch.reasons:
-        return rows
-    return rows[~np.isin(batch.tokenised.texts_of(rows), list(batch.reasons))]
-
-
-def _unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Tell which rows have no direction: not finite, or zero."""
-    least, greatest = vectors.min(axis=1), vectors.max(axis=1)  # both NaN where any is
-    return np.asarray(
-        ~np.isfinite(least) | ~np.isfinite(greatest) | ((least == 0) & (greatest == 0))
-    )
 
 
 def _store(vectors: NDArray[np.float32], batch: MicroBatch) -> NDArray[Any]:

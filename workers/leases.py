@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embedfarm.contract.canaries import Canaries
 from embedfarm.contract.entries import Entry
 from embedfarm.contract.job_spec import JobSpec
@@ -85,6 +88,27 @@ class JobPart:
 
 
 @dataclass(eq=False)
+class CachedTexts:
+    """What a micro-batch has of the vector cache, and what the cache gets of it.
+
+    Attributes:
+        keys: The key of each text.
+        texts: The texts whose vectors were found.
+        vectors: Their vectors, shape (texts, dimensions), in float32 as the model makes them.
+        share: The part of the micro-batch's tokens that they have.
+        spared_seconds: Time that the device would have taken for them.
+        new: Vectors to be kept, by key.
+    """
+
+    keys: list[bytes]
+    texts: NDArray[np.intp]
+    vectors: NDArray[np.float32]
+    share: float
+    spared_seconds: float = 0.0
+    new: dict[bytes, NDArray[np.float32]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class MicroBatch:
     """The run of blocks that a worker embeds at a time, tokenised.
 
@@ -100,6 +124,7 @@ class MicroBatch:
         forward_began: Monotonic time at which the device began, 0 before.
         account: Counts and times of what was done with it so far.
         canaries: What the engine makes of the canaries, None where it makes none.
+        cached: What the vector cache has of it, None where that was not asked.
         parts: The parts of the jobs, one after the other.
     """
 
@@ -113,6 +138,7 @@ class MicroBatch:
     forward_began: float = 0.0
     account: Account = field(default_factory=Account)
     canaries: Canaries | None = None
+    cached: CachedTexts | None = None
     parts: list[JobPart] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -149,6 +175,27 @@ class MicroBatch:
     def texts_full(self) -> int:
         """Texts that fill what the model takes."""
         return sum(part.account.texts_full for part in self.parts)
+
+    def take_cached(self, vectors: NDArray[np.float32]) -> None:
+        """Put the vectors that were in the cache among those of all texts."""
+        if self.cached is not None:
+            vectors[self.cached.texts] = self.cached.vectors
+
+    def note_made(self, texts: NDArray[np.intp], vectors: NDArray[np.float32]) -> None:
+        """Note what the cache is to keep: vectors of texts that the device embedded.
+
+        Args:
+            texts: Texts that were to be embedded; all of them were, unless all leases are lost.
+            vectors: Vectors of all texts of the micro-batch.
+        """
+        if self.cached is not None and not self.lost:
+            made = [text for text in np.unique(texts).tolist() if text not in self.reasons]
+            self.cached.new |= {self.cached.keys[text]: vectors[text] for text in made}
+
+    @property
+    def cached_share(self) -> float:
+        """The part of its tokens that need no device, since their vectors are in the cache."""
+        return 0.0 if self.cached is None else self.cached.share
 
     @property
     def job(self) -> str:

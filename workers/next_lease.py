@@ -6,6 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
+from embedfarm.workers.leases import MicroBatch
+
+LEAD_SECONDS: Final = 0.15  # before a micro-batch ends, the next one is wanted; or sooner,
+LEADS: Final = 2.0  # if it takes long to make one ready: this times what the last one took
 IN_HAND: Final = math.inf  # the time while one is leased and not begun
 
 
@@ -36,3 +40,19 @@ class NextLease:
             if left > 0:
                 self._changed.wait(min(left, seconds))
             return self._at <= time.monotonic()
+
+
+def time_to_lease(batch: MicroBatch, left: float, speed: float) -> float:
+    """Return when the next micro-batch must be leased to be ready just in time.
+
+    The later it is leased, the better its size is known, the less a slow worker keeps from others,
+    and the sooner an urgent job is begun.
+
+    Args:
+        batch: The micro-batch that the device has.
+        left: The share of it that is still to do.
+        speed: The worker's tokens per second; 0, for which it is leased at once, if unknown.
+    """
+    tokens = left * (1 - batch.cached_share) * sum(lease.entry.tokens for lease in batch.leases)
+    lead = max(LEAD_SECONDS, LEADS * (batch.fetched - batch.fetch_began))
+    return time.monotonic() + tokens / speed - lead if speed else 0.0

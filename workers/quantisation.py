@@ -59,3 +59,11 @@ def _to_int8(vectors: NDArray[np.float32], ranges: NDArray[np.float32]) -> NDArr
     with np.errstate(invalid="ignore", over="ignore"):  # such as of a row that has failed
         steps = np.floor((vectors - least) / np.where(width == 0, np.float32(1), width))
         return np.asarray(np.clip(steps, 0, _STEPS) - 128, dtype=np.int8)
+
+
+def unusable(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Tell which rows have no direction: not finite, or zero."""
+    least, greatest = vectors.min(axis=1), vectors.max(axis=1)  # both NaN where any is
+    return np.asarray(
+        ~np.isfinite(least) | ~np.isfinite(greatest) | ((least == 0) & (greatest == 0))
+    )

@@ -39,7 +39,10 @@ def _tokenise_each(engine: Engine, chunks: Sequence[Chunk]) -> tuple[Tokenised, 
 
 
 def live_texts(batch: MicroBatch) -> NDArray[np.intp]:
-    """Return the texts that need the model: of leases still ours, with tokens, not given up on."""
+    """Return the texts that need the model.
+
+    They are of leases still ours, have tokens, are not given up on, and are not in the cache.
+    """
     lengths = batch.tokenised.text_lengths
     for text in np.flatnonzero(lengths == 0).tolist():
         batch.reasons.setdefault(text, "the tokenizer makes no token of it")
@@ -47,6 +50,8 @@ def live_texts(batch: MicroBatch) -> NDArray[np.intp]:
     for lease, rows in batch.rows():
         live[rows] = not lease.lost
     live[list(batch.reasons)] = False
+    if batch.cached is not None:
+        live[batch.cached.texts] = False
     return np.flatnonzero(live)
 
 
@@ -70,3 +75,15 @@ def copy_repeated(
     for text, source in zip(texts[repeated].tolist(), sources[repeated].tolist(), strict=True):
         if source in batch.reasons:
             batch.reasons[text] = batch.reasons[source]
+
+
+def give_up(batch: MicroBatch, rows: NDArray[np.intp], reason: str) -> None:
+    """Give up the texts of some rows, for this reason."""
+    batch.reasons.update(dict.fromkeys(batch.tokenised.texts_of(rows).tolist(), reason))
+
+
+def without_reason(batch: MicroBatch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the rows whose texts have not failed."""
+    if not batch.reasons:
+        return rows
+    return rows[~np.isin(batch.tokenised.texts_of(rows), list(batch.reasons))]

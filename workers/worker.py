@@ -45,13 +45,12 @@ from embedfarm.workers.lane_loader import LaneLoader
 from embedfarm.workers.lane_server import LaneServer
 from embedfarm.workers.leases import Holdings, MicroBatch
 from embedfarm.workers.model_store import ModelStore, start_thread
-from embedfarm.workers.next_lease import IN_HAND, NextLease
+from embedfarm.workers.next_lease import IN_HAND, NextLease, time_to_lease
 from embedfarm.workers.renewal import hand_back, lose_ended, renew
+from embedfarm.workers.text_cache import TextCache
 from embedfarm.workers.timings import Timings
 from embedfarm.workers.watchdog import HUNG_STATUS, Watchdog, Watched
 
-LEAD_SECONDS: Final = 0.15  # before a micro-batch ends, the next one is wanted; or sooner,
-LEADS: Final = 2.0  # if it takes long to make one ready: this times what the last one took
 # Until the worker knows its speed, for which producers wait to make blocks of the right size.
 FIRST_BEATS_SECONDS: Final = 0.1
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
@@ -122,6 +121,7 @@ class Worker:
             budgets, self.models.open_reference, timings, self.watchdog, self.lane, self._progress
         )
         self.canaries = CanaryKeeper()
+        self.cache = TextCache.open(settings)
         self.committer = Committer(
             farm, self.name, self.holdings, settings, stop, self.incarnation, self.device_kind,
             self.devices, self.engines.agree_again, self.engines.refuse,
@@ -195,6 +195,7 @@ class Worker:
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
                 continue
             if batch is not None:
+                self.cache.look_up(batch, self.canaries.of(batch.engine))
                 self._next.set(IN_HAND)
                 self._offer(self.ready, batch, lambda: not self.stop.is_set())
             del batch  # as in `_forward`
@@ -242,9 +243,10 @@ class Worker:
             if served > 0:  # and if before it was fetched, it was not delayed
                 batch.account.spend("lane", min(served, batch.forward_began - batch.fetch_began))
             self._current = batch
-            self._next.set(self._forecast(batch, 1.0))
+            self._next.set(time_to_lease(batch, 1.0, self.committer.tokens_per_second))
             with batch.trying():
                 self.canaries.attach(batch, self.watchdog)
+                self.cache.look_up(batch, batch.canaries)
                 vectors = self.embedder.embed(batch)
                 self.canaries.check(batch, self.watchdog)
             self._next.want(0.0)
@@ -256,23 +258,13 @@ class Worker:
 
     def _progress(self, batch: MicroBatch, left: float) -> None:
         """Correct the time of the next lease while the share `left` of a micro-batch is to do."""
-        self._next.want(self._forecast(batch, left))
-
-    def _forecast(self, batch: MicroBatch, left: float) -> float:
-        """Forecast when the next micro-batch must be leased to be ready just in time.
-
-        The later it is leased, the better its size is known, the less a slow worker keeps from
-        others, and the sooner an urgent job is begun.
-        """
-        speed = self.committer.tokens_per_second
-        tokens = left * sum(lease.entry.tokens for lease in batch.leases)
-        lead = max(LEAD_SECONDS, LEADS * (batch.fetched - batch.fetch_began))
-        return time.monotonic() + tokens / speed - lead if speed else 0.0
+        self._next.want(time_to_lease(batch, left, self.committer.tokens_per_second))
 
     def _commit(self) -> None:
         while (item := self.done.get()) is not None:
             try:
                 self.committer.commit(*item)
+                self.cache.keep(item[0])
                 self.models.tally.count(item[0].spec.model, texts_full=item[0].texts_full)
             except UNAVAILABLE as error:
                 if not self.stop.is_set():

@@ -207,6 +207,17 @@ class WorkerSettings(BaseModel):
         bool,
         Field(description="Whether GPUs compile models that have long been used, where it helps."),
     ] = False
+    vector_cache_directory: Annotated[
+        Path | None,
+        Field(
+            description="Directory on a local disk where all workers of this host keep vectors of "
+            "texts, so that one that comes again, in any job, needs no device; empty: none."
+        ),
+    ] = None
+    vector_cache_bytes_max: Annotated[
+        int,
+        Field(ge=64 * MEBIBYTE, description="Most bytes of it; what was not used goes for more."),
+    ] = 10 * GIBIBYTE
     batch_tokens_max: Annotated[
         NonNegativeInt, Field(description="Padded tokens in one device batch; 0: the engine's own.")
     ] = 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -19,6 +20,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import ChunkError
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.usage import Account
 from tests.contract.little_job import embed, make_job
 from tests.farm.harness import COMMAND, check_output, role, run, texts_of, write_corpus
 from tests.support import LiveServer, wait_until
@@ -204,6 +206,15 @@ def test_failed_chunks_are_shown(server: LiveServer, client: redis.Redis) -> Non
     found = json.loads(jobs(server, "errors", job.id, "--json").stdout)
     assert [ChunkError(**each) for each in found] == job.results.failures(10)[1]
     assert [each["index"] for each in found] == [2, 3, 1]
+
+
+def test_cached_chunks_are_shown(server: LiveServer, client: redis.Redis) -> None:
+    """`jobs show` says how many chunks were in the vector caches of all workers."""
+    job, reports = make_job(client, 2), FarmClient(client).reports
+    for worker in ("one", "two"):
+        reports.account(worker, "1", {(job.id, ""): Account(chunks_cached=7)})
+    assert json.loads(jobs(server, "show", job.id, "--json").stdout)["chunks_cached"] == 14
+    assert re.search(r"^chunks_cached +14$", jobs(server, "show", job.id).stdout, re.MULTILINE)
 
 
 def test_watching_ends_with_the_job(server: LiveServer, client: redis.Redis) -> None:

@@ -249,6 +249,15 @@ def test_texts_that_say_little_are_counted(web: TestClient, client: redis.Redis)
     assert "beyond which nothing of a text is in its vector: 6" in text
 
 
+def test_chunks_of_the_vector_cache_are_counted(web: TestClient, client: redis.Redis) -> None:
+    """The page of a job says how many vectors no device made, if there are any."""
+    job, reports = make_job(client, 2), FarmClient(client).reports
+    assert "vector cache" not in web.get(f"/jobs/{job.id}").text
+    for worker in ("one", "two"):
+        reports.account(worker, "1", {(job.id, ""): Account(chunks_cached=700)})
+    assert "1,400 chunks from the vector cache" in unescape(web.get(f"/jobs/{job.id}").text)
+
+
 def test_a_trial_of_engines_is_shown(web: TestClient, client: redis.Redis) -> None:
     """A worker that tries engines before it loads a model for the first time says so."""
     beat = msgspec.structs.replace(heartbeat("one"), state="loading", trying_engines=True)
