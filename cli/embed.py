@@ -30,6 +30,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.output_report import report
 from embedfarm.cli.plan import plan_job
 from embedfarm.cli.reading_options import (
+    ByReference,
     ChunkOverlap,
     ChunkTokens,
     Corpus,
@@ -140,6 +141,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     retry_failed: RetryFailed = False,  # noqa: FBT002 -- a flag
     embed_changed: EmbedChanged = False,  # noqa: FBT002 -- a flag
     reuse: Reused = [],  # noqa: B006 -- typer's
+    by_reference: ByReference = False,  # noqa: FBT002 -- a flag
     deduplicate: Deduplicate = False,  # noqa: FBT002 -- a flag
     plan: Plan = False,  # noqa: FBT002 -- a flag
     to: To = "",
@@ -149,7 +151,6 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
 ) -> None:
     """Embed a corpus, without a server on a private farm; run it again to resume."""
     from embedfarm.producer.readers import CorpusOptions
-    from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request, tokenizer_file
 
     settings = pin(read_settings(redis), [fields["model"]])  # wanted on a private farm
@@ -164,7 +165,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         )  # fmt: skip
         spec = JobSpec(**fields | _read_ranges(**fields), name=out.name)
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
-        place = Place(out, settings, devices, workers, job_id, command_line(), embed_changed)
+        place = _place(out, settings, devices, workers, job_id, embed_changed, by_reference, reuse)
         if plan:
             plan_job(request, place, as_json=as_json)
             return
@@ -172,6 +173,27 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
             request, place, terms, retry=retry_failed, reuse=reuse, deduplicate=deduplicate,
             to=destination_of(to, others, settings), as_json=as_json,
         )  # fmt: skip
+
+
+def _place(  # noqa: PLR0913, PLR0917 -- each is a flag
+    out: Path,
+    settings: Settings,
+    devices: str,
+    workers: int,
+    job_id: str,
+    embed_changed: bool,  # noqa: FBT001 -- a flag
+    by_reference: bool,  # noqa: FBT001 -- a flag
+    reuse: Sequence[Path],
+) -> "Place":
+    """Return the place of a run that flags describe; parts can be taken of what is reused only."""
+    from embedfarm.runs.place import Place
+
+    if by_reference and not reuse:
+        fail("--by-reference takes parts of an output that --reuse names", USAGE)
+    return Place(
+        out, settings, devices, workers, job_id, command_line(), embed_changed,
+        by_reference=by_reference,
+    )  # fmt: skip
 
 
 def _read_ranges(vector_dtype: str, ranges: Path | None, **_: object) -> dict[str, bytes]:

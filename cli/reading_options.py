@@ -48,6 +48,13 @@ Reused = Annotated[
         help="Finished output whose vectors are taken for the texts that it has; may be repeated.",
     ),
 ]
+ByReference = Annotated[
+    bool,
+    typer.Option(
+        "--by-reference",
+        help="Take parts of the first --reuse as links to its files, where all rows are the same.",
+    ),
+]
 Deduplicate = Annotated[
     bool,
     typer.Option("--deduplicate", help="Embed each distinct text once, wherever it stands."),

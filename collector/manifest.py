@@ -78,6 +78,7 @@ class Written(msgspec.Struct, kw_only=True, omit_defaults=True):
         ids_offset_bytes: Where the part's lines begin in ids.jsonl (npy).
         ids_bytes: Size of the part's lines in ids.jsonl; 0 where ids are in `file` or absent.
         sha256: SHA-256 of the part in `file`, followed by its lines in ids.jsonl.
+        linked: Directory of the output whose file it was as well when it was written; "" for none.
     """
 
     file: str
@@ -86,6 +87,7 @@ class Written(msgspec.Struct, kw_only=True, omit_defaults=True):
     ids_offset_bytes: int = 0
     ids_bytes: int = 0
     sha256: str
+    linked: str = ""
 
     def spans(self, directory: Path) -> list[ByteRange]:
         """Return the spans of bytes that `sha256` is computed over."""

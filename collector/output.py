@@ -23,6 +23,7 @@ from embedfarm.collector.durable_files import (
 )
 from embedfarm.collector.id_digests import IdDigests
 from embedfarm.collector.journal import Journal, JournalLine
+from embedfarm.collector.linked_parts import LinkedParts
 from embedfarm.collector.manifest import (
     ERRORS_FILE,
     STATE_DIRECTORY,
@@ -33,6 +34,7 @@ from embedfarm.collector.manifest import (
     Part,
     TilingError,
     WorkerFigures,
+    Written,
     tile,
     write_manifest,
 )
@@ -48,6 +50,7 @@ from embedfarm.collector.row_file import RowFile
 from embedfarm.collector.sinks import (
     ColumnSink,
     KeptColumns,
+    PartRows,
     open_sink,
 )
 from embedfarm.collector.source_check import Mark
@@ -75,13 +78,14 @@ class Output:
         mark_before: Gives, for a row, the last place at or before it from which the source can be
             read on.
         columns: Has the columns of the source that are written beside the vectors.
+        linked: Parts of another output, whose files are taken where they have the same rows.
 
     Raises:
         OutputBusy: Another process has the directory open.
         OutputError: The output is finished, belongs to another request, or lost files it had.
     """
 
-    def __init__(  # noqa: PLR0913 -- the last two are for those who read the source
+    def __init__(  # noqa: PLR0913 -- the last three are for those who read the source
         self,
         directory: Path,
         request: dict[str, Any],
@@ -90,6 +94,7 @@ class Output:
         part_bytes_max: int,
         mark_before: Callable[[int], Mark | None] = lambda _row: None,
         columns: ColumnSpool | None = None,
+        linked: LinkedParts | None = None,
     ) -> None:
         refuse_url(directory)
         self.directory = directory
@@ -98,6 +103,7 @@ class Output:
         self._part_bytes_max = part_bytes_max
         self._mark_before = mark_before
         self._columns = columns
+        self._linked = linked
         private = directory / STATE_DIRECTORY
         with ExitStack() as stack:
             stack.enter_context(locked(private))
@@ -189,6 +195,11 @@ class Output:
         return self._marks[0]
 
     @property
+    def cuts(self) -> Sequence[int]:
+        """The rows before which results should end, in order, so that parts can be taken."""
+        return () if self._linked is None else self._linked.ends
+
+    @property
     def keeps_columns(self) -> bool:
         """Whether columns of the source are written beside the vectors."""
         return self._columns is not None
@@ -252,6 +263,11 @@ class Output:
             OSError: The disk refused; `recover`, and write again.
         """
         full = self._bytes >= self._part_bytes_max
+        if self._linked is not None and self._results:
+            most = 2 * self._part_bytes_max
+            full = self._linked.ends_at(self._expected) or (
+                full and not self._linked.begins(self.next_index, bytes(self._digests), most)
+            )
         return self._write_part() if full or (early and self._results) else None
 
     def forget(self) -> None:
@@ -292,7 +308,7 @@ class Output:
         rows = gather(self._results)
         if self._columns is not None:
             rows = rows._replace(columns=self._columns.take(rows.start, rows.good))
-        written = self._sink.write(rows)
+        written = self._take(rows) or self._sink.write(rows)
         entry = describe(self._results, self._reused, written)
         entry.mark = self._mark_before(entry.part.end)
         if self._layout.ids:
@@ -306,6 +322,12 @@ class Output:
         if self._columns is not None:
             self._columns.forget(entry.part.end)
         return entry.part
+
+    def _take(self, rows: PartRows) -> Written | None:
+        """Take the file of another output that has just these rows, if there is one."""
+        if self._linked is None:
+            return None
+        return self._linked.take(rows, self._layout, bytes(self._digests), self.directory)
 
     def _size_of_columns(self, result: Result) -> int:
         """Return about the bytes that the columns beside a result's vectors take."""

@@ -1,5 +1,7 @@
 """Rows cut into blocks: consecutive chunks, sized to the farm."""
 
+import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,12 +32,14 @@ class Blocker:
         tokens_target: Estimated tokens of a block; may change at any time, for the next full block.
         chunks_max: Most chunks to embed of a block; may change at any time, for the next full
             block.
+        cuts: Rows before which a block ends, in order.
     """
 
     start: int
     settings: Settings
     tokens_max: int = TOKENS_MAX
     tokens_target: float = 1.0
+    cuts: Sequence[int] = ()
     chunks_max: int = field(init=False)
     _texts: list[str] = field(default_factory=list)
     _ids: list[str] = field(default_factory=list)
@@ -64,11 +68,12 @@ class Blocker:
         token_ids = _encode(encoder, texts) if encoder and texts else []
         counts = _ends(1 - known.astype(np.int64))
         size_ends, token_ends = (ends[counts] for ends in self._measure(texts, token_ids))
-        begin = 0
+        begin, first = 0, self.start + len(self._known)
         while begin < len(known):
+            cut = self._next_cut(first + begin) - first
             full = self._full(token_ends, counts, begin)
             fitting = self._fitting(size_ends, begin)
-            end = min(full, fitting, len(known))
+            end = min(full, fitting, cut, len(known))
             own = slice(*counts[[begin, end]].tolist())
             self._texts += texts[own]
             self._token_ids += token_ids[own]
@@ -77,7 +82,7 @@ class Blocker:
             self._bytes += int(size_ends[end] - size_ends[begin])
             self._tokens += int(token_ends[end] - token_ends[begin])
             begin = end
-            if end == full or end < len(known):
+            if end in {full, cut} or end < len(known):
                 yield self._cut()
 
     def flush(self) -> Iterator[Block]:
@@ -113,6 +118,11 @@ class Blocker:
         most = counts[begin] + self.chunks_max - len(self._texts)
         enough = min(enough, int(np.searchsorted(counts, most)))
         return max(begin + 1, min(enough, first + self.settings.block_chunks_max))
+
+    def _next_cut(self, row: int) -> int:
+        """Return the first row behind `row` before which a block has to end."""
+        place = bisect_right(self.cuts, row)
+        return self.cuts[place] if place < len(self.cuts) else sys.maxsize
 
     def _fitting(self, size_ends: NDArray[np.int64], begin: int) -> int:
         """Return the first chunk from `begin` on without room; an empty block has room for one."""

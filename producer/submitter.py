@@ -91,6 +91,7 @@ class Submitter:
         owner: Owner of the output that is filled; "" acts for any owner.
         on_disk: Returns how many chunks are on disk. The server's word for it counts up to there
             only: a crash may bring back the record of an earlier try that was further on.
+        cuts: Rows before which blocks end, in order.
 
     Raises:
         FarmFull: The farm takes no new job now.
@@ -108,6 +109,7 @@ class Submitter:
     notes: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
     on_disk: Callable[[], int] = lambda: sys.maxsize
+    cuts: Sequence[int] = ()
     drained_upto: int = field(init=False)
     _encoder: TokenEncoder | None = None
     _kept: deque[Sent] = field(default_factory=deque)
@@ -163,7 +165,8 @@ class Submitter:
             Rewind: The source must be read again, from a new `start`; `attach` first.
             redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
-        blocker = Blocker(self.start, self.settings, self.spec.max_length or TOKENS_MAX)
+        tokens_max = self.spec.max_length or TOKENS_MAX
+        blocker = Blocker(self.start, self.settings, tokens_max, cuts=self.cuts)
         try:
             self._persist(self._check_cancelled)  # first, since the source may say that it is Stale
             for rows in source:

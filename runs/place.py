@@ -21,6 +21,8 @@ class Place:
         job_id: Id of the job on the farm; "" for a new one.
         embed_changed: Whether to drop what is on disk from the first part on of which the corpus
             has other rows now.
+        by_reference: Whether parts of the first output that is reused are taken as links to their
+            files, where the corpus has the same rows.
         command: The command line, for people who want to do the same.
         after_part: Called when a part is on the disk, and holds the job back until it returns.
     """
@@ -33,3 +35,4 @@ class Place:
     command: str = ""
     embed_changed: bool = False
     after_part: Callable[[Output, Job], object] = lambda _output, _job: None
+    by_reference: bool = False

@@ -7,6 +7,7 @@ from typing import Final
 
 from embedfarm.collector.changes import write_changes
 from embedfarm.collector.known_vectors import Known, KnownVectors
+from embedfarm.collector.linked_parts import LinkedParts
 from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
     Changes,
@@ -22,6 +23,7 @@ from embedfarm.contract.job_spec import JOB_FIELDS, Decides
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.settings import Settings
 from embedfarm.runs.fingerprint import Fingerprint, hold_to
+from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request
 
 # What an output's manifest has that decides about the bits of a vector, beside the fingerprint.
@@ -80,6 +82,17 @@ def _compare_canaries(
         words = disagreement(known, canaries, manifest.fingerprint.get("dtype", ""))
         if words:
             raise OutputError(f"{other} has other vectors than {directory} for one model: {words}")
+
+
+def link_parts(request: Request, place: Place, outputs: Sequence[Known]) -> LinkedParts | None:
+    """Return the parts whose files the output of a request may take; None where it takes none.
+
+    Raises:
+        OutputError: One of the two formats has no file for each part, or they are not the same.
+    """
+    if not (place.by_reference and outputs):  # a retry reuses none
+        return None
+    return LinkedParts(*outputs[0], request.sink)
 
 
 def learn(out: Path, settings: Settings, outputs: Sequence[Known]) -> KnownVectors:

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias, TypeVar
 from embedfarm.collector.collect import Collector, JobCancelled
 from embedfarm.collector.column_spool import ColumnsMissing
 from embedfarm.collector.known_vectors import KnownVectors
+from embedfarm.collector.linked_parts import LinkedParts
 from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
     About,
@@ -55,7 +56,7 @@ from embedfarm.runs.place import Place
 from embedfarm.runs.private_farm import LocalFarm, run_local_farm
 from embedfarm.runs.reconciler import Reconciler
 from embedfarm.runs.request import Request
-from embedfarm.runs.reuse import find_reusable, learn, list_changes
+from embedfarm.runs.reuse import find_reusable, learn, link_parts, list_changes
 from embedfarm.runs.run_failures import FOR_GOOD, Interrupted, cause_of, check_refusals
 from embedfarm.runs.sending import Sending
 from embedfarm.runs.size_limits import check_output, corpus_limits
@@ -126,7 +127,7 @@ class Run:
         reusable = find_reusable(self.request, self.reuse or ())
         source = self._sending.source
         source.columns = make_spool(self.request, place.out)
-        with self._output() as output:
+        with self._output(link_parts(self.request, place, reusable)) as output:
             try:
                 if self.reuse is not None:
                     begin = partial(learn, place.out, place.settings, reusable)
@@ -144,12 +145,12 @@ class Run:
             remove_state(place.out)
         return manifest
 
-    def _output(self) -> Output:
+    def _output(self, linked: LinkedParts | None) -> Output:
         place, source = self.place, self._sending.source
         begin = partial(
             Output, place.out, self.request.identity(), sink=self.request.sink,
             part_bytes_max=place.settings.part_bytes_max, mark_before=source.mark_before,
-            columns=source.columns,
+            columns=source.columns, linked=linked,
         )  # fmt: skip
         return self._with_room(lambda: when_free(begin, self.stop))
 
@@ -243,11 +244,10 @@ class Run:
         name = name_corpus(self.request.corpora, place.settings.jobs_path)
         notes = {"out": str(place.out.resolve()), "command": place.command, "corpus": name}
         notes |= read_estimate(place.out, self.request).notes
-        if self._trace:
-            notes[tracing.NOTE] = self._trace
+        notes |= {tracing.NOTE: self._trace} if self._trace else {}
         submitter = Submitter(
             farm, own.name, spec, start, place.settings, self.stop, files, self.terms, notes,
-            own.owner, lambda: output.next_index,
+            own.owner, lambda: output.next_index, output.cuts,
         )  # fmt: skip
         if submitter.drained_upto > start:  # the server believes that more is on disk than is
             submitter.start_over(start)

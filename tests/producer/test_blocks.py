@@ -1,7 +1,7 @@
 """Tests of how rows become blocks."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,19 @@ def test_blocks_tile(
         assert all(block.ids is None for block in blocks)
     ends = [start, *(block.start + len(block.texts) for block in blocks)]
     assert [*(block.start for block in blocks), blocker.start] == ends
+
+
+@given(BATCHES, LIMITS, st.floats(0, 100), st.integers(0, 50), st.sets(st.integers(0, 150)))
+def test_blocks_end_at_cuts(
+    batches: list[list[str]], settings: Settings, target: float, start: int, cuts: set[int]
+) -> None:
+    """Each cut among the rows is the end of a block, and the blocks tile all the same."""
+    blocker = Blocker(start, settings, tokens_target=target, cuts=sorted(cuts))
+    blocks = list(cut(blocker, [Rows(batch, None) for batch in batches]))
+    assert [text for block in blocks for text in block.texts] == [*chain(*batches)]
+    starts = [*(block.start for block in blocks), blocker.start]
+    assert all(block.count for block in blocks)
+    assert {row for row in cuts if start < row < blocker.start} <= set(starts)
 
 
 @given(BATCHES, LIMITS, st.floats(0, 100), st.data())
