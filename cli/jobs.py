@@ -52,7 +52,7 @@ from embedfarm.contract.scheduling_terms import (
 )
 from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.watch.corpus_runs import figures_of, last_runs
-from embedfarm.watch.overview import JobFacts, read_job, read_jobs, read_progress
+from embedfarm.watch.overview import JobFacts, read_details, read_job, read_jobs
 
 ENDED_MAX: Final = 1000  # shown
 EVENTS_MAX: Final = 20  # of a job's timeline
@@ -86,9 +86,7 @@ def show_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None:
     """Show one job: what it asks for, how far it is, how fast it goes, and who refused it."""
     with on_farm(redis) as farm:
         handle = find_job(farm, job)
-        facts = _describe_job(read_progress(farm, handle.id))
-        accounts = farm.reports.accounts(handle.id).values()
-        facts["chunks_cached"] = sum(account.chunks_cached for account in accounts)
+        facts = _describe_job(read_details(farm, handle.id))
         timeline = farm.timeline.newest(EVENTS_MAX, handle.id)
     if as_json:
         print_json(facts | {"timeline": [asdict(entry) for entry in timeline]})

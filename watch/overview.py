@@ -74,6 +74,13 @@ class JobProgress(JobFacts):
     seconds_left: Range | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobDetails(JobProgress):
+    """A job as it is shown alone: with `chunks_cached`, those whose vectors workers had cached."""
+
+    chunks_cached: int
+
+
 class JobChoice(NamedTuple):
     """Jobs that a list is to have; None is for any.
 
@@ -110,15 +117,16 @@ def read_job(farm: FarmClient, job: str) -> JobFacts:
     return found[0]
 
 
-def read_progress(farm: FarmClient, job: str) -> JobProgress:
-    """Return the facts of one job, and how fast it goes.
+def read_details(farm: FarmClient, job: str) -> JobDetails:
+    """Return the facts of one job, how fast it goes, and what its workers say of it.
 
     Raises:
         JobGone: There is no such job.
     """
     facts = read_job(farm, job)
     seen = OutlookReader(farm, job).read(facts, farm.workers())
-    return JobProgress(**vars(facts), **progress(facts, seen))
+    cached = sum(each.chunks_cached for each in farm.reports.accounts(job).values())
+    return JobDetails(**vars(facts), **progress(facts, seen), chunks_cached=cached)
 
 
 def progress(status: JobStatus, seen: Outlook) -> dict[str, Any]:

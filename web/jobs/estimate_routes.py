@@ -45,7 +45,7 @@ class EstimateOptions(Options):
 
 @router.post(
     "/estimates",
-    responses=problems(409, 415, 507),
+    responses=problems(404, 409, 415, 507),
     dependencies=need(Scope.SUBMIT),
     openapi_extra={"requestBody": {"required": True, "content": BODIES}},
 )

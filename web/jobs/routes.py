@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from embedfarm.watch.corpus_runs import RunFigures, figures_of, last_runs
 from embedfarm.watch.overview import (
     JobChoice,
+    JobDetails,
     JobFacts,
-    JobProgress,
+    read_details,
     read_job,
     read_page,
-    read_progress,
 )
 from embedfarm.web.auth.keys import Key, Scope
 from embedfarm.web.http.bodies import BoundedRoute
@@ -75,9 +75,9 @@ def list_jobs(
 
 
 @router.get("/{job}", responses=problems(404), dependencies=need(Scope.READ))
-def show_job(services: Service, job: JobId) -> JobProgress:
+def show_job(services: Service, job: JobId) -> JobDetails:
     """Show a job: what it asks for, how far it is, how fast it goes, and who refused it."""
-    return read_progress(services.farm, job)
+    return read_details(services.farm, job)
 
 
 @router.get("/{job}/runs", responses=problems(404), dependencies=need(Scope.READ))
