@@ -73,11 +73,10 @@ class CanaryKeeper:
             DeviceFailed: Nothing works on the device any more.
         """
         known = batch.canaries
-        is_cached = batch.cached is not None and not batch.account.batches
-        if known is None or is_cached:
+        if known is None or not batch.account.batches:  # the device made nothing
             return
         began = time.monotonic()
-        count = bisect_right(_CHARACTERS, CHECK_SHARE * batch.tokenised.lengths.sum())
+        count = bisect_right(_CHARACTERS, CHECK_SHARE * batch.account.real_tokens)
         texts = TEXTS[: max(CHECK_TEXTS_MIN, count)]
         with watchdog.watch("the canaries", watchdog.load_limit):
             made = make_canaries(batch.engine, texts)
