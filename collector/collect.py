@@ -274,7 +274,10 @@ class Collector:
 
         def add() -> Part | None:
             filled = self._store(fill, fill)
-            digests = b"" if self.source is None else self.source.digests(result)
+            digests = b""
+            if self.source is not None:
+                digests = self.source.digests(result)
+                self.source.keep_sampled(filled.result, digests)
             return self.output.add(filled.result, digests, filled.reused)
 
         self._close(add, self.output.write)

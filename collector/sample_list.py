@@ -13,7 +13,7 @@ from embedfarm.collector.durable_files import replacing, sha256_of, sync_directo
 from embedfarm.collector.manifest import SAMPLE_FILE, OutputError, SampleList
 from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.sinks.arrow_columns import numbers, strings
-from embedfarm.collector.text_sample import SampledText
+from embedfarm.collector.text_sample import SampledText, TextSample
 
 
 class SampledVectors(NamedTuple):
@@ -28,12 +28,13 @@ class SampledVectors(NamedTuple):
     matrix: NDArray[Any]
 
 
-def write_sample(directory: Path, texts: Sequence[SampledText]) -> SampleList | None:
+def write_sample(directory: Path, sample: TextSample) -> SampleList | None:
     """Put texts beside the vectors that an output has of them; those that failed are left out.
 
     Args:
-        directory: The output, all of whose parts are on the disk.
-        texts: Texts of its chunks.
+        directory: The output, all of whose parts are on the disk. The vectors that the sample has
+            not kept are read from them.
+        sample: A sample of its texts.
 
     Returns:
         What is in the list, which is on the disk; None where there is none.
@@ -43,7 +44,7 @@ def write_sample(directory: Path, texts: Sequence[SampledText]) -> SampleList | 
         OSError: The disk refused; this may be called again.
     """
     path = directory / SAMPLE_FILE
-    kept, rows = _find_vectors(directory, sorted(texts, key=lambda each: each.index))
+    kept, rows = _find_vectors(directory, sample)
     if not kept:
         if path.exists():  # of a run that did not come to its end
             path.unlink()
@@ -81,20 +82,22 @@ def write_table(
 
 
 def _find_vectors(
-    directory: Path, texts: Sequence[SampledText]
+    directory: Path, sample: TextSample
 ) -> tuple[list[SampledText], list[NDArray[Any]]]:
     """Return those texts, in order, of which an output has a vector, and their vectors."""
-    kept, rows = [], []
-    if texts:
+    texts = sorted(sample.texts, key=lambda each: each.index)
+    found = dict(sample.vectors)
+    missing = [each for each in texts if each.digest not in found]
+    if missing:
         with OutputReader(directory) as reader:
-            batch = reader.read_part(texts[0].index).batch
-            for each in texts:
+            batch = reader.read_part(missing[0].index).batch
+            for each in missing:
                 if each.index >= batch.start + len(batch.good):
                     batch = reader.read_part(each.index).batch
                 if batch.good[each.index - batch.start]:
-                    kept.append(each)
-                    rows.append(batch.matrix[each.index - batch.start].copy())
-    return kept, rows
+                    found[each.digest] = batch.matrix[each.index - batch.start].copy()
+    kept = [each for each in texts if each.digest in found]
+    return kept, [found[each.digest] for each in kept]
 
 
 def read_sample(directory: Path, sample: SampleList) -> SampledVectors:

@@ -286,6 +286,17 @@ class SourceCheck:
                 self._digests[first * DIGEST_BYTES : (first + result.count) * DIGEST_BYTES]
             )
 
+    def keep_sampled(self, result: Result, digests: bytes) -> None:
+        """Keep the vectors that a result has of texts of the sample.
+
+        Args:
+            result: A result that was accepted, and lacks no vector.
+            digests: The `text_digests` of its texts.
+        """
+        if self.sample is not None:
+            with self._changed:
+                self.sample.keep_vectors(result, digests)
+
     def places(self, result: Result) -> NDArray[np.int64]:
         """Return where the vectors of the texts of a result are, as `known` says."""
         first = result.start - self._first

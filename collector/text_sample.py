@@ -7,13 +7,15 @@ any order, with repeats, and however often its reading was interrupted.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.text_digests import DIGEST_BYTES
+from embedfarm.contract.records import Result
 
 CHARACTERS_MAX: Final = 8192  # of a text that may be in a sample
 KEY: Final = np.dtype(">u8")  # the first half of a digest, by which texts are ordered
@@ -49,6 +51,10 @@ class KeptSample(msgspec.Struct):
 class TextSample:
     """The texts with the least digests among those that were read so far.
 
+    Attributes:
+        vectors: The vectors of those that have come by in a result, each shape (width,), by the
+            digests of their texts.
+
     Args:
         path: File that keeps them for a later run, which reads on from a mark.
         size: Most texts; 0 for none.
@@ -56,6 +62,7 @@ class TextSample:
 
     def __init__(self, path: Path, size: int) -> None:
         self._path, self._size = path, size
+        self.vectors: dict[bytes, NDArray[Any]] = {}
         self._texts: dict[bytes, SampledText] = {}
         self._bound = KEY_MAX
         self._saved: KeptSample | None = None
@@ -93,15 +100,35 @@ class TextSample:
             texts: Their texts.
             row: Index of the first of them.
         """
-        keys = np.frombuffer(digests, KEY)[::2]
-        for at in np.flatnonzero(keys <= np.uint64(self._bound)).tolist() if self._size else ():
+        for at in np.flatnonzero(self._are_low(digests)).tolist() if self._size else ():
             digest = digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
-            if keys[at] > self._bound or len(texts[at]) > CHARACTERS_MAX:
+            if int.from_bytes(digest[:8]) > self._bound or len(texts[at]) > CHARACTERS_MAX:
                 continue
             if digest not in self._texts:
                 self._texts[digest] = SampledText(digest, row + at, texts[at])
                 if len(self._texts) > self._size:
                     self._take(self.texts[: self._size])
+
+    def keep_vectors(self, result: Result, digests: bytes) -> None:
+        """Keep the vectors that a result has of texts of the sample, on their way to the disk.
+
+        Texts are read before they have a vector, and of those that were read, texts only ever leave
+        the sample. What is in it at the end was in it when its vector came.
+
+        Args:
+            result: The result, which lacks no vector.
+            digests: The digests of its texts.
+        """
+        failed = {error.index for error in result.errors}
+        for at in np.flatnonzero(self._are_low(digests)).tolist():
+            digest = digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+            known, index = self._texts.get(digest), result.start + at
+            if known is None or known.index != index:
+                continue
+            if index in failed:
+                self.vectors.pop(digest, None)
+            else:
+                self.vectors[digest] = result.matrix()[at].copy()
 
     def so_far(self, facts: str) -> KeptSample:
         """Return what is to be kept of the rows so far."""
@@ -118,7 +145,12 @@ class TextSample:
                 file.write(msgspec.json.encode(kept))
             self._saved = kept
 
+    def _are_low(self, digests: bytes) -> NDArray[np.bool_]:
+        """Tell which digests are low enough for the sample, shape (texts,)."""
+        return np.frombuffer(digests, KEY)[::2] <= np.uint64(self._bound)
+
     def _take(self, texts: Sequence[SampledText]) -> None:
         self._texts = {each.digest: each for each in texts}
+        self.vectors = {each: self.vectors[each] for each in self._texts if each in self.vectors}
         full = len(texts) >= self._size > 0
         self._bound = int.from_bytes(max(self._texts)[:8]) if full else KEY_MAX

@@ -366,7 +366,7 @@ class Run:
             changes=self._changes(collector.output),
             estimate=status.estimate.kept,
             canaries=self._fingerprint.canaries,
-            sample=self._with_room(partial(write_sample, self.place.out, self._sample.texts)),
+            sample=self._with_room(partial(write_sample, self.place.out, self._sample)),
         )
         return collector.finish(count, about)
 

@@ -114,9 +114,9 @@ def test_vectors_lie_beside_the_texts(tmp_path: Path, sink: str) -> None:
         for start in range(0, 30, 5):
             output.add(result(start, 5, (failed,) if start <= failed < start + 5 else ()))
         output.flush()
-        listed = write_sample(tmp_path, sample.texts)
+        listed = write_sample(tmp_path, sample)
         assert listed is not None
-        again = write_sample(tmp_path, sample.texts)
+        again = write_sample(tmp_path, sample)
         assert again == listed
         about = About(job="j", model="m", fingerprint={}, source={}, sample=listed)
         manifest = output.finish(30, about)
@@ -131,13 +131,50 @@ def test_vectors_lie_beside_the_texts(tmp_path: Path, sink: str) -> None:
         read_sample(tmp_path, listed)
 
 
+@pytest.mark.parametrize("resumed_at", [0, 15])
+def test_what_came_by_is_not_read_again(tmp_path: Path, resumed_at: int) -> None:
+    """Parts that this run has written are not needed for the list; those of an earlier one are."""
+    texts = [str(index) for index in range(30)]
+    sample = TextSample(tmp_path / "unused", 12)
+    add(sample, texts[:20], [])
+    failed = max(found(sample).values())
+    with Output(tmp_path, {"model": "m"}, sink="jsonl", part_bytes_max=8 * 5) as output:
+        for start in range(0, 30, 5):
+            if start == 20:  # texts that leave the sample once others are read
+                add(sample, texts, [], 20)
+            batch = result(start, 5, (failed,) if start <= failed < start + 5 else ())
+            if start >= resumed_at:
+                sample.keep_vectors(batch, text_digests(texts[start : start + 5]))
+            part = output.add(batch)
+            if start >= resumed_at and part is not None and not failed - 5 < start <= failed:
+                (tmp_path / part.file).rename(tmp_path / f"gone-{part.file}")
+        listed = write_sample(tmp_path, sample)
+    assert listed is not None
+    assert sample.vectors.keys() <= {each.digest for each in sample.texts}
+    wanted = sorted(set(found(sample).values()) - {failed})
+    read = read_sample(tmp_path, listed)
+    assert read.matrix.tolist() == [[index + 1, index + 1] for index in wanted]
+
+
+def test_a_chunk_that_failed_when_it_was_made_anew_has_no_vector() -> None:
+    """What came by before is dropped; so is everything once the corpus is read from its start."""
+    texts = ["0", "1"]
+    sample = TextSample(Path("unused"), 2)
+    add(sample, texts, [])
+    sample.keep_vectors(result(0, 2), text_digests(texts))
+    sample.keep_vectors(result(0, 2, (1,)), text_digests(texts))
+    assert list(sample.vectors) == [text_digests(["0"])]
+    sample.begin()
+    assert not sample.vectors
+
+
 def test_a_list_of_an_earlier_run_goes(tmp_path: Path) -> None:
     """Where no sample is kept any more, that of a run that did not come to its end is removed."""
     with Output(tmp_path, {"model": "m"}, sink="jsonl", part_bytes_max=8) as output:
         output.add(result(0, 2))
         sample = TextSample(tmp_path / "unused", 2)
         add(sample, ["0", "1"], [])
-        assert write_sample(tmp_path, sample.texts) is not None
-        assert write_sample(tmp_path, []) is None
+        assert write_sample(tmp_path, sample) is not None
+        assert write_sample(tmp_path, TextSample(tmp_path / "unused", 0)) is None
         assert not (tmp_path / SAMPLE_FILE).exists()
-        assert write_sample(tmp_path, []) is None
+        assert write_sample(tmp_path, TextSample(tmp_path / "unused", 0)) is None
