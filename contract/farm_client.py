@@ -11,6 +11,7 @@ from typing import Final, cast
 
 from embedfarm.contract import wire
 from embedfarm.contract.backlog import read_backlogs
+from embedfarm.contract.broker import if_room
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_keys import FarmKeys
@@ -264,9 +265,13 @@ class FarmClient(FarmKeys):
         return bool(answer == b"alive")
 
     def leave(self, worker: str) -> None:
-        """Take a worker off the list at once, on a clean stop."""
-        self.client.unlink(wire.worker_key(worker))
-        self.client.zrem(wire.WORKERS, worker)
+        """Take a worker off the list at once, on a clean stop, and let the scheduler look."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.unlink(wire.worker_key(worker))
+        pipe.zrem(wire.WORKERS, worker)
+        pipe.xadd(wire.EVENTS, {"left": worker}, maxlen=wire.EVENTS_MAX, approximate=True)
+        with if_room():
+            pipe.execute()
 
     def workers(self) -> list[Heartbeat]:
         """Return heartbeats of live workers, ordered by name; forget workers gone for an hour."""

@@ -139,7 +139,9 @@ class Job(JobHandle):
     def announce(self) -> None:
         """Wake the scheduler, and workers that have no job, with an event about this job."""
         with if_room():
-            self.client.xadd(wire.EVENTS, {"job": self.id}, maxlen=4096, approximate=True)
+            self.client.xadd(
+                wire.EVENTS, {"job": self.id}, maxlen=wire.EVENTS_MAX, approximate=True
+            )
 
     def spec(self) -> JobSpec:
         """Return the job's specification.

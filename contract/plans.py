@@ -11,6 +11,7 @@ from embedfarm.contract.farm_keys import FarmKeys
 from embedfarm.contract.records import Decision, Plan, Policy, SchedulerStats
 
 DECISIONS_MAX: Final = 100
+WAKE_SECONDS: Final = 5
 STATS_SECONDS: Final = 60
 
 
@@ -38,6 +39,15 @@ class Plans(FarmKeys):
         """Wait until a worker is woken, for `seconds` (as `block_ms`); tell whether it was."""
         key = wire.wake_key(worker)
         return self.client.blpop([key], timeout=block_ms(seconds) / 1000) is not None
+
+    def wake(self, worker: str) -> None:
+        """End a worker's waiting for its plan; one that does not wait has its next end at once."""
+        key = wire.wake_key(worker)
+        pipe = self.client.pipeline(transaction=False)
+        pipe.lpush(key, b"1")
+        pipe.ltrim(key, 0, 0)
+        pipe.expire(key, WAKE_SECONDS)
+        pipe.execute()
 
     def policy(self) -> list[str]:
         """Return the names of the chosen passes, in order; none for the default policy."""

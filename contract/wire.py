@@ -20,11 +20,11 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:workers        zset    worker -> unix seconds last seen worker    -> all        1 h
     ef:{farm}:worker:<name>  hash    incarnation, Heartbeat           worker    -> all        6 s
     ef:{farm}:plan:<name>    string  Plan                             scheduler -> worker     5 s
-    ef:{farm}:wake:<name>    list    <= 1 item: the plan has changed  scheduler -> worker     5 s
+    ef:{farm}:wake:<name>    list    <= 1 item: plan changed, or stop scheduler -> worker     5 s
     ef:{farm}:policy         string  Policy: the passes, if chosen    people    -> scheduler
     ef:{farm}:decisions      list    newest Decisions, capped         scheduler -> people
     ef:{farm}:stats          string  SchedulerStats                   scheduler -> people     60 s
-    ef:{farm}:events         stream  completions, capped              worker    -> scheduler
+    ef:{farm}:events         stream  completions, comings and goings  all       -> scheduler
     ef:{farm}:log:<name>     stream  newest 200 lines of its log      all       -> people     24 h
     ef:{farm}:logs           zset    process -> unix s of last line   all       -> people
     ef:{farm}:timeline       stream  newest 2,000 FarmEvents          all       -> people
@@ -84,6 +84,7 @@ WORKERS: Final = "ef:{farm}:workers"
 MODELS: Final = "ef:{farm}:models"
 MODEL_COUNTS: Final = "ef:{farm}:model-counts"
 EVENTS: Final = "ef:{farm}:events"
+EVENTS_MAX: Final = 4096
 LOGS: Final = "ef:{farm}:logs"
 TIMELINE: Final = "ef:{farm}:timeline"
 SAMPLES: Final = "ef:{farm}:samples"

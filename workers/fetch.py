@@ -117,6 +117,13 @@ class Fetcher:
             self.engines.forget(job)
             self._begun.discard(job)
 
+    def wake(self) -> None:
+        """End the wait for a plan, as far as the server lets us; any thread may call it."""
+        try:
+            self.farm.plans.wake(self.worker)
+        except (*UNAVAILABLE, redis.exceptions.NoPermissionError) as error:
+            log.warning("the wait for a plan goes on: %s", error)
+
     def recover(self) -> None:
         """Look for leases that a lost reply stranded, at the next fetch."""
         self._rescue_at.clear()

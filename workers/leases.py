@@ -1,6 +1,7 @@
 """Leases that a worker holds on blocks, and micro-batches made of them."""
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -153,6 +154,19 @@ class MicroBatch:
             part.account.texts_empty = sum(not text or text.isspace() for text in texts)
             self.parts.append(part)
             first = end
+
+    def begin_forward(self, idle_since: float, lane_seconds: float) -> None:
+        """Note that the device begins with it, and why it did not sooner.
+
+        Args:
+            idle_since: Monotonic time at which the device could have begun.
+            lane_seconds: Seconds that the device spent on requests since its last micro-batch.
+        """
+        self.forward_began = time.monotonic()
+        waited = self.forward_began - idle_since
+        self.account.spend("queue", waited - min(waited, lane_seconds))
+        if lane_seconds > 0:  # and if before it was fetched, it was not delayed
+            self.account.spend("lane", min(lane_seconds, self.forward_began - self.fetch_began))
 
     def share_account(self) -> None:
         """Add to the account of each part its share of what was done for all, by tokens.

@@ -150,12 +150,13 @@ class Worker:
         listening = self._start("listen", self.lane.listen)
         answering = self._start("answer", self.lane.send)
         beating = self._start("beat", self._beat)
+        ending = self._start("end", self._end_waits)
         watching = self._start("watch", lambda: self.watchdog.run(self._ended, self._give_up))
         self._guard(lambda: self._forward(committing))
         self.stop.set()
         self._offer(self.done, None, committing.is_alive)
         self._offer(self.lane.done, None, answering.is_alive)
-        for stage in (committing, answering, listening):
+        for stage in (committing, answering, listening, ending):
             stage.join()
         fetching.join(FETCH_SECONDS_MAX)
         self._ended.set()
@@ -219,6 +220,12 @@ class Worker:
         with contextlib.suppress(queue.Full):
             self.ready.put_nowait(None)
 
+    def _end_waits(self) -> None:
+        """Have stages that wait for work look for a stop as soon as there is one."""
+        self.stop.wait()
+        self._wake()
+        self.fetcher.wake()
+
     def _serve(self) -> None:
         """Answer requests until there is other work."""
         self.lane.gather()
@@ -235,13 +242,8 @@ class Worker:
             if batch is None:
                 self._serve()
                 continue
-            batch.forward_began = time.monotonic()
             idle_since = batch.fetch_began if jobs.isdisjoint(batch.jobs) else ended
-            waited = batch.forward_began - idle_since
-            served = self.embedder.lane_seconds - lane_before
-            batch.account.spend("queue", waited - min(waited, served))
-            if served > 0:  # and if before it was fetched, it was not delayed
-                batch.account.spend("lane", min(served, batch.forward_began - batch.fetch_began))
+            batch.begin_forward(idle_since, self.embedder.lane_seconds - lane_before)
             self._current = batch
             self._next.set(time_to_lease(batch, 1.0, self.committer.tokens_per_second))
             with batch.trying():

@@ -47,6 +47,9 @@ def test_silent_worker_is_forgotten(client: redis.Redis) -> None:
     assert farm.workers() == [heartbeat("a", "1"), heartbeat("b", "2")]
     farm.leave("b")
     assert farm.workers() == [heartbeat("a", "1")]
+    after, done = farm.statistics.events("0", 0.01)
+    assert (after, done) != ("0", []), "the scheduler is to look at once"
+    assert not done
 
 
 def test_names_are_forgotten_after_an_hour(client: redis.Redis) -> None:

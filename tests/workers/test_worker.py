@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +16,14 @@ import pytest
 import redis
 from numpy.typing import NDArray
 
+from embedfarm.contract import plans
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Heartbeat
 from embedfarm.workers import model_store
+from embedfarm.workers import worker as worker_module
 from embedfarm.workers.cut_results import failure
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.null import NullEngine
@@ -395,11 +398,19 @@ def test_drain_hands_leases_back(server: LiveServer, farm: FarmClient) -> None:
     ]
 
 
-def test_idle_worker_ends_at_once(server: LiveServer, farm: FarmClient) -> None:
-    """An idle worker that is stopped ends at once and leaves the list."""
+def test_idle_worker_ends_at_once(
+    server: LiveServer, farm: FarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle worker that is stopped ends at once, not when its waits are over, and leaves."""
+    wait = 4.0
+    monkeypatch.setattr(worker_module, "QUEUE_SECONDS", wait)
+    monkeypatch.setattr(worker_module, "FETCH_SECONDS_MAX", wait)
+    monkeypatch.setattr(plans, "block_ms", lambda _seconds: 1000 * wait)
     running = Running(worker_on(server))
-    wait_until(farm.workers)
+    wait_until(lambda: any(each["cmd"] == "blpop" for each in farm.client.client_list()))
+    began = time.monotonic()
     running.stop()
+    assert time.monotonic() - began < wait / 2
     assert running.error is None
     assert farm.workers() == []
 
