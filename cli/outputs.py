@@ -115,7 +115,7 @@ def export(  # noqa: PLR0913, PLR0917 -- each is a flag
     output_format: OutputFormat = "npy",
     add_column: Annotated[
         str,
-        typer.Option(help="Copy the corpus, which is Parquet, with the vectors as this column."),
+        typer.Option(help="Copy the corpus, of Parquet or Arrow, with the vectors as this column."),
     ] = "",
     to: To = "",
     others: OthersInStore = "refuse",

@@ -122,7 +122,7 @@ class Embeddings:
             yield record_batch(vectors, kept)
 
     def copy_corpus(self, out: str | Path, column: str = "embedding") -> None:
-        """Write a copy of the corpus, which is Parquet, with the vectors as one more column.
+        """Write a copy of the corpus, of Parquet or Arrow, with the vectors as one more column.
 
         A row that has no vector has a null there; all else is as the corpus has it. An interrupted
         copy goes on with the same call.
@@ -132,7 +132,7 @@ class Embeddings:
             column: Name of the column.
 
         Raises:
-            CorpusError: The corpus is no Parquet, has such a column, or is not where it was.
+            CorpusError: The corpus is neither, has such a column, or is not where it was.
             OutputError: `out` holds something else; SourceChanged: the corpus has other rows now.
             OSError: The disk refuses.
         """

@@ -1,6 +1,6 @@
 """Arrow's own formats, of files (Feather) and of streams: one item per row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
@@ -33,10 +33,10 @@ def read(file: BinaryIO, name: str, fields: Fields, cursor: Cursor) -> Iterator[
 
 def _items(file: BinaryIO, name: str, fields: Fields, cursor: Cursor) -> Iterator[Item]:
     """Yield the items of a file or stream."""
-    if not _is_file(file, name):
+    if not is_file(file, name):
         stream = pa.ipc.open_stream(_raw(file))
         rows = RowReader(stream.schema, name, fields)
-        yield from rows.items(_pieces(stream), cursor.offset, cursor)
+        yield from rows.items(pieces(stream), cursor.offset, cursor)
         return
     rows = RowReader(there := schema(file, name), name, fields)
     tops = {each.partition(".")[0] for each in rows.columns} | set(rows.columns)
@@ -44,7 +44,7 @@ def _items(file: BinaryIO, name: str, fields: Fields, cursor: Cursor) -> Iterato
     options = pa.ipc.IpcReadOptions(included_fields=places)
     source = pa.ipc.open_file(_raw(file), options=options)
     batches = (source.get_batch(number) for number in range(source.num_record_batches))
-    yield from rows.items(_pieces(batches), cursor.offset, cursor)
+    yield from rows.items(pieces(batches), cursor.offset, cursor)
 
 
 def schema(file: BinaryIO, name: str) -> pa.Schema:
@@ -53,11 +53,11 @@ def schema(file: BinaryIO, name: str) -> pa.Schema:
     Raises:
         CorpusError: The file is packed, or of Feather's first version.
     """
-    is_file = _is_file(file, name)
-    return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(_raw(file)).schema
+    opened = pa.ipc.open_file if is_file(file, name) else pa.ipc.open_stream
+    return opened(_raw(file)).schema
 
 
-def _is_file(file: BinaryIO, name: str) -> bool:
+def is_file(file: BinaryIO, name: str) -> bool:
     """Tell whether this is the format of files, and not that of streams."""
     buffered: Any = file  # whatever is opened here can be peeked into
     begin = buffered.peek(len(FILE_MAGIC))
@@ -75,7 +75,7 @@ def _raw(file: BinaryIO) -> pa.PythonFile:
     return pa.PythonFile(file, mode="r")
 
 
-def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield batches of few rows, of which nobody has checked yet that they are Arrow's."""
     for batch in batches:
         batch.validate(full=True)

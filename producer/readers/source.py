@@ -213,7 +213,7 @@ def number_lines(
     Raises:
         CorpusError: A line is longer than `LINE_BYTES_MAX`.
     """
-    _skip_bytes(file, cursor.offset - read_bytes)
+    skip_bytes(file, cursor.offset - read_bytes)
     for number in itertools.count(cursor.line + 1):
         line = file.readline(LINE_BYTES_MAX + 1)
         cursor.offset += len(line)
@@ -227,7 +227,7 @@ def number_lines(
         yield number, line
 
 
-def _skip_bytes(file: BinaryIO, count: int) -> None:
+def skip_bytes(file: BinaryIO, count: int) -> None:
     """Skip the next bytes of a file; those of an archive have to be unpacked."""
     if count and file.seekable():
         file.seek(count, io.SEEK_CUR)

@@ -15,7 +15,7 @@ from embedfarm.collector.manifest import OutputError
 from embedfarm.collector.source_check import SourceChanged
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import CorpusError
-from embedfarm.runs import dataset_copy
+from embedfarm.runs import dataset_copy, parquet_copy
 from embedfarm.runs.dataset_copy import copy_with_vectors
 from tests.farm.harness import null_vectors, run
 from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, table_of
@@ -187,7 +187,7 @@ def test_what_cannot_be_copied(tmp_path: Path) -> None:
     lines = tmp_path / "corpus.jsonl"
     lines.write_text('{"text": "a"}\n')
     embedfarm.embed(lines, out=tmp_path / "lines", model="null:8", progress=False)
-    with pytest.raises(CorpusError, match="added to Parquet, and not to jsonl"):
+    with pytest.raises(CorpusError, match="added to Parquet and Arrow, and not to jsonl"):
         copy_with_vectors(tmp_path / "lines", copy, "v", SETTINGS)
     assert not copy.exists()
 
@@ -197,14 +197,14 @@ def test_memory_holds_a_few_rows(made: tuple[Path, Path], tmp_path: Path) -> Non
     _, out = made
     seen: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        take = dataset_copy._Vectors.take
+        take = dataset_copy._OutputVectors.take
 
         def look(self: Any, count: int) -> Any:  # noqa: ANN401
             seen.append(count)
             return take(self, count)
 
-        patch.setattr(dataset_copy._Vectors, "take", look)
-        patch.setattr(dataset_copy, "_BATCH_ROWS", 100)
+        patch.setattr(dataset_copy._OutputVectors, "take", look)
+        patch.setattr(parquet_copy, "_BATCH_ROWS", 100)
         copy_with_vectors(out, tmp_path / "copy", "v", SETTINGS)
     assert max(seen) == 100
     assert not (tmp_path / "copy" / ".embedfarm").exists()
