@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 from embedfarm.collector.output_directory import State, read_state
+from embedfarm.collector.store_export import Others
+from embedfarm.collector.stores.store import StoreError
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.records import Heartbeat
@@ -19,11 +21,12 @@ from embedfarm.contract.status import JobStatus
 from embedfarm.corpora import CORPUS_FILE, Corpus, as_sources
 from embedfarm.outputs import Embeddings
 from embedfarm.producer.readers import CorpusOptions
-from embedfarm.runs.completion import complete
+from embedfarm.runs.completion import CompletedOutput, complete
 from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request, tokenizer_file
 from embedfarm.runs.run import Show
+from embedfarm.runs.store_feed import Destination, find_destination
 
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat]], object]
@@ -58,8 +61,21 @@ class JobFields(TypedDict, total=False):
     ranges: bytes
 
 
-class JobOptions(JobFields, TermChanges, total=False):
-    """Fields of a job, and the terms on which it is done (`contract.scheduling_terms.Terms`)."""
+class StoreOptions(TypedDict, total=False):
+    """A vector store that is filled beside the files.
+
+    Attributes:
+        to: URL of the collection, such as "qdrant://localhost:6333#documents", or a name in the
+            setting `stores`.
+        others: What becomes of rows in the collection that are not of the output.
+    """
+
+    to: str
+    others: Others
+
+
+class JobOptions(JobFields, TermChanges, StoreOptions, total=False):
+    """Fields of a job, its terms (`contract.scheduling_terms.Terms`), and the store it fills."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +144,18 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         deduplicate: Whether each text is embedded once without such outputs, too.
         progress: Whether to draw a progress bar (in a notebook, too), or a function that is called
             about twice a second with the job's status and the workers' heartbeats.
-        fields: Other fields of the job; and its terms, such as `labels`, or `max_hours` and
-            `max_cost`, at which it pauses itself (on a private farm: this ends with LimitReached).
+        fields: Other fields of the job; its terms, such as `labels`, or `max_hours` and `max_cost`,
+            at which it pauses itself (on a private farm: this ends with LimitReached); and `to`, a
+            vector store that gets the vectors as well, with `others` (see `StoreOptions`). What the
+            store got is in `exported` of the answer.
 
     Raises:
         CorpusError: The corpus cannot be read.
         OutputError: `out` has another corpus or other settings; SourceChanged: rows have changed.
         ModelRefused: No worker can embed the job.
         FarmFull: The farm takes no new job now.
+        StoreError: The store refuses or stays away. If that is not before anything is embedded, the
+            output is finished, and the same call goes on with the store.
         KeyboardInterrupt: Somebody interrupted it; the output can be resumed.
         EmbedfarmError: Something else that somebody can mend; all of these are one.
         redis.RedisError, OSError: The server, or the disk, refused.
@@ -144,6 +164,7 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
     try:
         path = Path(temporary.name if temporary is not None else str(out))
         settings, devices, workers = _place_of(farm)
+        to = _destination_of(fields, out, settings)
         options = CorpusOptions(
             text_field=reading.text_field,
             template=reading.text,
@@ -161,15 +182,17 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         request = Request(sources, options, reading.on_bad_row == "skip", spec, output_format)
         place = Place(path, settings, devices, workers, job_id, "", embed_changed)
 
-        def run(stop: threading.Event) -> None:
-            complete(
+        def run(stop: threading.Event) -> CompletedOutput:
+            return complete(
                 request, place, stop, _shown(progress), terms, retry=retry_failed,
-                reuse=[Path(each) for each in reuse], deduplicate=deduplicate,
+                reuse=[Path(each) for each in reuse], deduplicate=deduplicate, to=to,
             )  # fmt: skip
 
-        interruptible(run)
-        _remove_corpus(path)
-        return Embeddings(path, temporary)
+        try:
+            completed = interruptible(run)
+        finally:
+            _remove_corpus(path)
+        return Embeddings(path, temporary, completed.exported)
     except BaseException:
         if temporary is not None:
             temporary.cleanup()
@@ -179,9 +202,27 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
 def _spec_and_terms(model: str, name: str, given: JobOptions) -> tuple[JobSpec, Terms]:
     """Return the specification of a job and its terms, out of what the caller gave together."""
     known = Terms.__dataclass_fields__
-    fields: dict[str, Any] = {key: each for key, each in given.items() if key not in known}
+    others = known.keys() | StoreOptions.__annotations__.keys()
+    fields: dict[str, Any] = {key: each for key, each in given.items() if key not in others}
     terms: dict[str, Any] = {key: each for key, each in given.items() if key in known}
     return JobSpec(model=model, name=name, **fields), Terms(**terms)
+
+
+def _destination_of(
+    given: StoreOptions, out: str | Path | None, settings: Settings
+) -> Destination | None:
+    """Return where vectors go beside their output; None where they go nowhere else.
+
+    Raises:
+        StoreError: The setting `stores` has no such name, or the output would go with the answer.
+    """
+    if not (to := given.get("to", "")):
+        return None
+    if out is None:
+        raise StoreError(
+            "a store is filled from the files of an output, which note what it has: give out, too"
+        )
+    return find_destination(to, given.get("others", "refuse"), settings)
 
 
 def interruptible(work: Callable[[threading.Event], T]) -> T:

@@ -37,10 +37,16 @@ class Embeddings:
     Attributes:
         path: Directory of the output.
         manifest: What the output says of itself: model, fingerprint, settings, parts, accounts.
+        exported: What the vector store got that was filled beside it; None where there was none.
     """
 
-    def __init__(self, path: Path, temporary: "TemporaryDirectory[str] | None" = None) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        temporary: "TemporaryDirectory[str] | None" = None,
+        exported: ExportReport | None = None,
+    ) -> None:
+        self.path, self.exported = path, exported
         self.manifest: Manifest = read_manifest(path)
         self._temporary = temporary
 

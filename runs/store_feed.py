@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, get_args
 
 from embedfarm.collector.manifest import Manifest, OutputError, Part
 from embedfarm.collector.output import Output
@@ -52,8 +52,10 @@ def find_destination(to: str, others: Others, settings: Settings) -> Destination
     """Return where an output goes: to the URL of a collection, or to a store by its name.
 
     Raises:
-        StoreError: The setting `stores` has no such name.
+        StoreError: The setting `stores` has no such name, or `others` says none of its words.
     """
+    if others not in (words := get_args(Others)):
+        raise StoreError(f"others cannot be {others!r}, but {', '.join(words)}")
     if "://" in to:
         return Destination(to, others)
     store = settings.stores.get(to)
