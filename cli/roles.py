@@ -63,11 +63,12 @@ def schedule(redis: RedisUrl = "") -> None:
     settings = farm_settings(redis)
     url = settings.redis_url
     stop = stop_on_signals()
+    notifier = Notifier()
     start_logging(logging.INFO)
     with plain_errors():
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
         send_log(url, name_process("scheduler"))
-        run_alone(url, settings, stop)
+        run_alone(url, settings, stop, notifier)
 
 
 def work(  # noqa: PLR0913, PLR0917 -- each is a flag

@@ -2,21 +2,29 @@
 
 A loop that proves that the process does its work calls `tick` each time round. There is no timer
 behind it: a loop that hangs is silent, and systemd starts the process again.
+
+Where a probe looks from outside, as in Kubernetes, the process touches a file instead: the file is
+there once the process is ready, and old when its loop hangs.
 """
 
 import logging
 import os
 import socket
 import time
+from pathlib import Path
 from typing import Final
 
 LOGGER: Final = logging.getLogger(__name__)
+ALIVE_FILE: Final = "EMBEDFARM_ALIVE_FILE"
+"""Names a file that a role touches while its loop goes round, for probes that look at its age."""
+TOUCH_SECONDS: Final = 5.0
 
 
 class Notifier:
     """Sender of this process's notices to systemd; it sends none where systemd asked for none.
 
-    It takes systemd's variables out of the environment, so that no child speaks in its name.
+    It takes systemd's variables out of the environment, so that no child speaks in its name, and
+    `EMBEDFARM_ALIVE_FILE` with them. What an earlier process has left of that file, it removes.
     """
 
     def __init__(self) -> None:
@@ -28,19 +36,28 @@ class Notifier:
         self._pause_seconds = microseconds / 2e6 if mine else 0.0
         self._alive_at = 0.0
         self._status = ""
+        file = os.environ.pop(ALIVE_FILE, "")
+        self._file = Path(file) if file else None
+        self._touch_at = 0.0
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
 
     def tick(self, status: str) -> None:
         """Tell systemd that the process is ready and alive, and its status, no more than needed.
 
         The process says that it is ready once, its status when that changes, and that it is alive
-        twice in the time after which systemd would start it again.
+        twice in the time after which systemd would start it again. It touches the file for probes
+        every five seconds.
 
         Args:
             status: A few words for people; not empty.
         """
+        now = time.monotonic()
+        if self._file is not None and now >= self._touch_at:
+            self._touch(self._file)
+            self._touch_at = now + TOUCH_SECONDS
         if not self._address:
             return
-        now = time.monotonic()
         words = [] if self._status else ["READY=1"]
         if status != self._status:
             words.append(f"STATUS={status}")
@@ -65,3 +82,10 @@ class Notifier:
                 sender.sendto("\n".join(words).encode(), self._address)
         except OSError as error:
             LOGGER.warning("systemd was not told %s: %s", words[0], error)
+
+    @staticmethod
+    def _touch(file: Path) -> None:
+        try:
+            file.touch()
+        except OSError as error:
+            LOGGER.warning("%s could not be touched: %s", file, error)

@@ -242,10 +242,9 @@ class Scheduler:
             self._remember_at = now + REMEMBER_SECONDS
 
 
-def run_alone(url: str, settings: Settings, stop: threading.Event) -> None:
+def run_alone(url: str, settings: Settings, stop: threading.Event, notifier: Notifier) -> None:
     """Run a scheduler that has its process to itself: garbage is collected between decisions."""
     gc.disable()
-    notifier = Notifier()
     Scheduler(url, settings, stop, notifier.tick).run()
     notifier.stop()
 

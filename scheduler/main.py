@@ -8,6 +8,7 @@ from embedfarm.contract.process_log import send_log
 from embedfarm.contract.processes import stop_when_asked
 from embedfarm.contract.redaction import start_logging
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.systemd_notify import Notifier
 from embedfarm.scheduler.loop import run_alone
 
 
@@ -17,7 +18,7 @@ def main() -> int:
     settings = Settings()
     send_log(settings.redis_url, name_process("scheduler"))
     stop = stop_when_asked()
-    run_alone(settings.redis_url, settings, stop)
+    run_alone(settings.redis_url, settings, stop, Notifier())
     return 0
 
 

@@ -14,7 +14,7 @@ import redis
 from rq import Worker
 
 from embedfarm.contract.farm_client import FarmClient
-from embedfarm.contract.systemd_notify import Notifier
+from embedfarm.contract.systemd_notify import ALIVE_FILE, Notifier
 from embedfarm.workers.watchdog import HUNG_STATUS
 from tests.farm.harness import COMMAND
 from tests.farm.service import Service
@@ -22,7 +22,7 @@ from tests.support import LiveServer, free_port
 
 WATCHDOG_SECONDS = 2.0
 ALIVE_SECONDS = 10.0  # what a loaded machine may take for what is done every second
-NAMES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+NAMES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", ALIVE_FILE)
 
 
 @pytest.fixture
@@ -82,6 +82,30 @@ def test_nobody_there_is_no_failure(
     assert len(caplog.messages) == 1
 
 
+def test_a_file_tells_probes_that_it_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What an earlier process left is removed, and the file is there from the first round on."""
+    file = tmp_path / "alive"
+    file.touch()
+    monkeypatch.setenv(ALIVE_FILE, str(file))
+    notifier = Notifier()
+    assert not file.exists()
+    assert ALIVE_FILE not in os.environ
+    notifier.tick("idle")
+    assert file.exists()
+
+
+def test_a_full_disk_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """A role goes on when it cannot touch the file, and warns of it once in a while."""
+    monkeypatch.setenv(ALIVE_FILE, str(tmp_path / "nowhere" / "alive"))
+    notifier = Notifier()
+    with caplog.at_level(logging.WARNING):
+        notifier.tick("idle")
+        notifier.tick("idle")
+    assert len(caplog.messages) == 1
+
+
 def listens(port: int) -> bool:
     """Tell whether somebody listens at a port of loopback."""
     with socket.socket() as probe:
@@ -109,11 +133,13 @@ def test_every_role_says_how_it_is(server: LiveServer, client: redis.Redis, tmp_
     with ExitStack() as stack:
         services = {}
         for name, (command, _) in roles.items():
-            service = Service(command, server, state_directory=tmp_path / name)
+            alive = tmp_path / f"{name}.alive"
+            service = Service(command, server, state_directory=tmp_path / name, alive_file=alive)
             service.watch(WATCHDOG_SECONDS)
             services[name] = stack.enter_context(service)
         for name, service in services.items():
             assert service.hears("READY=1", 60), name
+            assert (tmp_path / f"{name}.alive").exists(), name
             assert roles[name][1](), name
         for name, service in services.items():
             assert all(service.hears("WATCHDOG=1", ALIVE_SECONDS) for _ in range(2)), name
