@@ -18,7 +18,14 @@ project = "embedfarm"
 author = "the authors of embedfarm"
 release = metadata.version("embedfarm")
 root_doc = "README"
-include_patterns = ["*.md", "deploy/README.md", "docs/*.md", "docs/*.rst", "docs/examples/*.ipynb"]
+include_patterns = [
+    "*.md",
+    "deploy/README.md",
+    "deploy/kubernetes/README.md",
+    "docs/*.md",
+    "docs/*.rst",
+    "docs/examples/*.ipynb",
+]
 exclude_patterns = [".*", "**/node_modules", "build", "dist", "tests", "embedfarm"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "notebook"}
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
@@ -64,6 +71,7 @@ CONTENTS: Final = {
     ],
     "Run it": [
         "deploy/README",
+        "deploy/kubernetes/README",
         "docs/endpoints",
         "docs/settings",
         "docs/security",

@@ -1,0 +1,1 @@
+"""Tests of what `deploy/` holds for machines that others run."""
