@@ -192,7 +192,7 @@ class Submitter:
         while not self.stop.is_set():
             try:
                 self._close(chunk_count)
-                self._wait()
+                self.stop.wait(LOOK_SECONDS)  # not for room: `stop` ends this at once
             except JobGone:
                 # It is finished, or somebody deleted it. The collector knows, and ends the run,
                 # unless a server comes back that has it still.

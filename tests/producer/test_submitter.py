@@ -1,6 +1,7 @@
 """Tests of submission: a corpus goes into the stream of a real server."""
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -17,6 +18,7 @@ from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Rate, Rows, TokenisationSettings
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.producer import submitter as submission
 from embedfarm.producer.submitter import GROUPS_PER_WINDOW, JobRefused, Rewind, Stale, Submitter
@@ -513,14 +515,26 @@ def test_an_earlier_try_that_had_sent_more_comes_back(
     assert (job.status().pushed_upto, job.status().chunks_in) == (90, 90)
 
 
-def test_watch_outlives_the_job(opened: Open, job: Job, bench: Bench) -> None:
+def test_watch_outlives_the_job(
+    opened: Open, job: Job, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job that is finished, and so removed, is no error to the producer that watches it."""
     submitter = opened()
     submitter.submit(corpus(0, 100))
+    close, seen = submitter._close, threading.Event()
+
+    def look(count: int) -> None:
+        try:
+            close(count)
+        except JobGone:
+            seen.set()
+            raise
+
+    monkeypatch.setattr(submitter, "_close", look)
     watched = bench.run(submitter.watch, 100)
-    wait_until(lambda: stuck(job, watched))
+    wait_until(lambda: job.status().state == "closed")
     job.delete()
-    wait_until(lambda: not any(e["cmd"] == "blpop" for e in job.client.client_list()))
+    assert seen.wait(30)
     assert not watched.done()
     bench.stop.set()
     watched.result(60)
