@@ -22,6 +22,7 @@ from embedfarm.contract.model_counts import UNLOADS, ModelCounts
 from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.records import Decision, Heartbeat
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.window import FarmWindow
 from embedfarm.ingest.task_worker import TaskWorker
 from embedfarm.scheduler.policies import POLICIES, pass_names
 from embedfarm.watch.bottlenecks import RULES
@@ -213,6 +214,10 @@ def test_metrics_say_what_the_pages_say(web: TestClient, client: redis.Redis) ->
     least, most = view.backlog_seconds
     assert found["embedfarm_backlog_seconds", ("least",)] == pytest.approx(least)
     assert found["embedfarm_backlog_seconds", ("most",)] == pytest.approx(most)
+    assert found["embedfarm_server_memory_used_bytes", ()] == pytest.approx(
+        view.memory_used_bytes, rel=0.2
+    )
+    assert found["embedfarm_server_memory_limit_bytes", ()] == view.memory_bytes_max > 0
     said = {labels for name, labels in found if name == "embedfarm_bottlenecks"}
     assert said == {(each.cause, each.severity) for each in view.bottlenecks}
     assert ("no_scheduler", "warning") in said
@@ -234,6 +239,16 @@ def test_alerts_are_about_metrics_that_there_are(
     for name, labels in asked:
         assert name in there, name
         assert set(re.findall(r"(\w+)=~?\"", labels)) <= there[name], name
+
+
+def test_metrics_have_the_window(web: TestClient, client: redis.Redis) -> None:
+    """The window of all jobs is shown while somebody counts it, with what it may hold."""
+    assert not [name for name, _ in figures(web) if "window" in name]
+    make_job(client, 1)
+    room = FarmWindow(client, Settings()).look()
+    found = figures(web)
+    assert found["embedfarm_window_used_bytes", ()] == room.used_bytes > 0
+    assert found["embedfarm_window_limit_bytes", ()] == room.bytes_max > room.used_bytes
 
 
 def test_every_cause_of_an_alert_is_one() -> None:

@@ -22,6 +22,7 @@ from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Completion, Heartbeat, SchedulerStats
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.window import FarmWindow
 from embedfarm.watch.overview import JobFacts, read_jobs
 from embedfarm.watch.view import FarmReader, FarmView
 from embedfarm.web.auth.keys import Scope as KeyScope
@@ -29,6 +30,7 @@ from embedfarm.web.farm_readers import Reader
 from embedfarm.web.http.problems import problems
 from embedfarm.web.operations.metric_families import PREFIX, counter, gauge
 from embedfarm.web.operations.model_metrics import count_metrics, resident_metrics
+from embedfarm.web.operations.server_metrics import server_metrics
 from embedfarm.web.services import Caller, Service, need
 
 METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -155,7 +157,9 @@ class Figures(Collector):
         words = "Jobs that have ended, by how, and what that was about: the count only grows."
         yield counter("jobs_ended", words, ended, "state", "cause")
         jobs = read_jobs(self.farm, self.farm.job_ids())
-        yield from job_metrics(jobs, self._reader.read(), time.time())
+        view = self._reader.read()
+        yield from job_metrics(jobs, view, time.time())
+        yield from server_metrics(view, FarmWindow(self.farm.client, self.settings).seen())
         yield from worker_metrics(workers)
         yield from count_metrics(self.farm.model_counts.all())
         yield from scheduler_metrics(self.farm.plans.scheduler_stats())
