@@ -165,7 +165,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
         )  # fmt: skip
         spec = JobSpec(**fields | _read_ranges(**fields), name=out.name)
         request = Request(tuple(corpus), options, on_bad_row == "skip", spec, output_format)
-        place = _place(out, settings, devices, workers, job_id, embed_changed, by_reference, reuse)
+        place = _place(out, settings, devices, workers, job_id, embed_changed, by_reference)
         if plan:
             plan_job(request, place, as_json=as_json)
             return
@@ -183,13 +183,10 @@ def _place(  # noqa: PLR0913, PLR0917 -- each is a flag
     job_id: str,
     embed_changed: bool,  # noqa: FBT001 -- a flag
     by_reference: bool,  # noqa: FBT001 -- a flag
-    reuse: Sequence[Path],
 ) -> "Place":
-    """Return the place of a run that flags describe; parts can be taken of what is reused only."""
+    """Return the place of a run that flags describe."""
     from embedfarm.runs.place import Place
 
-    if by_reference and not reuse:
-        fail("--by-reference takes parts of an output that --reuse names", USAGE)
     return Place(
         out, settings, devices, workers, job_id, command_line(), embed_changed,
         by_reference=by_reference,

@@ -61,21 +61,24 @@ class JobFields(TypedDict, total=False):
     ranges: bytes
 
 
-class StoreOptions(TypedDict, total=False):
-    """A vector store that is filled beside the files.
+class OutputOptions(TypedDict, total=False):
+    """What an output takes from another one, and where its vectors go beside the files.
 
     Attributes:
+        by_reference: Whether parts of the first output that is reused are taken as links to their
+            files, where the corpus has the same rows.
         to: URL of the collection, such as "qdrant://localhost:6333#documents", or a name in the
             setting `stores`.
         others: What becomes of rows in the collection that are not of the output.
     """
 
+    by_reference: bool
     to: str
     others: Others
 
 
-class JobOptions(JobFields, TermChanges, StoreOptions, total=False):
-    """Fields of a job, its terms (`contract.scheduling_terms.Terms`), and the store it fills."""
+class JobOptions(JobFields, TermChanges, OutputOptions, total=False):
+    """Fields of a job, its terms (`contract.scheduling_terms.Terms`), and options of its output."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +148,9 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         progress: Whether to draw a progress bar (in a notebook, too), or a function that is called
             about twice a second with the job's status and the workers' heartbeats.
         fields: Other fields of the job; its terms, such as `labels`, or `max_hours` and `max_cost`,
-            at which it pauses itself (on a private farm: this ends with LimitReached); and `to`, a
-            vector store that gets the vectors as well, with `others` (see `StoreOptions`). What the
-            store got is in `exported` of the answer.
+            at which it pauses itself (on a private farm: this ends with LimitReached); and
+            `OutputOptions`: `by_reference` beside `reuse`, and `to`, a vector store that gets the
+            vectors as well, with `others`. What it got is in `exported` of the answer.
 
     Raises:
         CorpusError: The corpus cannot be read.
@@ -180,7 +183,10 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         options = replace(options, tokenizer_file=tokenizer)
         spec, terms = _spec_and_terms(model, path.name, fields)
         request = Request(sources, options, reading.on_bad_row == "skip", spec, output_format)
-        place = Place(path, settings, devices, workers, job_id, "", embed_changed)
+        place = Place(
+            path, settings, devices, workers, job_id, "", embed_changed,
+            by_reference=fields.get("by_reference", False),
+        )  # fmt: skip
 
         def run(stop: threading.Event) -> CompletedOutput:
             return complete(
@@ -202,14 +208,14 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
 def _spec_and_terms(model: str, name: str, given: JobOptions) -> tuple[JobSpec, Terms]:
     """Return the specification of a job and its terms, out of what the caller gave together."""
     known = Terms.__dataclass_fields__
-    others = known.keys() | StoreOptions.__annotations__.keys()
+    others = known.keys() | OutputOptions.__annotations__.keys()
     fields: dict[str, Any] = {key: each for key, each in given.items() if key not in others}
     terms: dict[str, Any] = {key: each for key, each in given.items() if key in known}
     return JobSpec(model=model, name=name, **fields), Terms(**terms)
 
 
 def _destination_of(
-    given: StoreOptions, out: str | Path | None, settings: Settings
+    given: OutputOptions, out: str | Path | None, settings: Settings
 ) -> Destination | None:
     """Return where vectors go beside their output; None where they go nowhere else.
 

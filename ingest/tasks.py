@@ -45,7 +45,7 @@ EMBED_OPTIONS: Final = JOB_FIELDS.keys() - {"name"} | {
     "text_field", "text", "id_field", "keep", "input_format", "encoding", "glob", "chunk_tokens",
     "chunk_overlap", "on_bad_row", "format", "priority", "tenant", "weight", "deadline", "labels",
     "max_hours", "max_cost",
-    "job_id", "embed_changed", "reuse", "deduplicate", "to", "others",
+    "job_id", "embed_changed", "reuse", "by_reference", "deduplicate", "to", "others",
 }  # fmt: skip
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from embedfarm.collector.manifest import Manifest
+from embedfarm.collector.manifest import Manifest, OutputError
 from embedfarm.collector.store_export import ExportReport
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.runs.ending import tidy
@@ -59,10 +59,13 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
         to: A vector store that gets the vectors as well.
 
     Raises:
+        OutputError: Parts are to be taken by reference, and nothing is reused.
         Interrupted: `stop` was set; the same call goes on from there.
         EmbedfarmError: The request cannot be done; see `Run.embed`, `retry_failed` and
             `StoreExport.finish`.
     """
+    if place.by_reference and not reuse:
+        raise OutputError("--by-reference takes parts of an output that --reuse names")
     if to is not None:
         base = reuse[0] if reuse else None
         with StoreFeed(place.out, to, place.settings, stop, base) as feed:

@@ -14,6 +14,7 @@ from embedfarm.contract.job_spec import JobSpec
 from tests.contract.little_job import make_job
 from tests.farm.harness import check_output, manifest, texts_of, write_corpus
 from tests.ingest.rq_farm import SLOW, START_SECONDS, Door, failure, returned, wait_for
+from tests.runs.test_by_reference import shared
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -59,10 +60,11 @@ def test_a_corpus_is_embedded_and_exported(door: Door, tmp_path: Path) -> None:
 def test_vectors_of_other_outputs_are_taken(door: Door, tmp_path: Path) -> None:
     """A program names outputs whose vectors are taken, and has repeated texts embedded once."""
     texts = list(texts_of(60))
-    corpora = [texts[:20], texts[20:40] * 2, [*texts, *texts]]
+    corpora = [texts[:20], texts[20:40] * 2, [*texts, *texts], texts]
     paths = [str(write_corpus(tmp_path / f"{n}.jsonl", each)) for n, each in enumerate(corpora)]
-    outs = [str(tmp_path / f"out {n}") for n in range(3)]
+    outs = [str(tmp_path / f"out {n}") for n in range(4)]
     options: list[dict[str, Any]] = [{}, {"deduplicate": True}, {"reuse": outs[:2]}]
+    options.append({"reuse": outs[0], "by_reference": True})
     jobs: list[Job] = []
     for path, out, more in zip(paths, outs, options, strict=True):
         after = {"depends_on": jobs[-1]} if jobs else {}
@@ -70,8 +72,28 @@ def test_vectors_of_other_outputs_are_taken(door: Door, tmp_path: Path) -> None:
     with door.ingest(), door.work():
         wait_for(jobs[-1], "finished")
     reused = [returned(job)["reused"] for job in jobs]
-    assert reused == [{}, {".": 20}, {outs[0]: 40, outs[1]: 40, ".": 20}]
-    check_output(Path(outs[2]), corpora[2], 16)
+    assert reused == [{}, {".": 20}, {outs[0]: 40, outs[1]: 40, ".": 20}, {outs[0]: 20}]
+    for out, corpus in zip(outs, corpora, strict=True):
+        check_output(Path(out), corpus, 16)
+    assert shared(Path(outs[3]), Path(outs[0])) == {"part-000000000000.parquet"}
+    assert not shared(Path(outs[2]), Path(outs[0]))
+
+
+def test_parts_by_reference_of_nothing(door: Door, tmp_path: Path) -> None:
+    """A program that names no output, or another format, is told what the command line says."""
+    corpus = str(write_corpus(tmp_path / "corpus.jsonl", ["a river"]))
+    outs = [str(tmp_path / f"out {n}") for n in range(3)]
+    wrong: list[dict[str, Any]] = [{}, {"reuse": outs[0], "format": "npy"}]
+    with door.ingest(), door.work():
+        made = door.enqueue("embed_corpus", corpus, outs[0], model="null:16")
+        wait_for(made, "finished")
+        jobs = [
+            door.enqueue("embed_corpus", corpus, out, model="null:16", by_reference=True, **more)
+            for out, more in zip(outs[1:], wrong, strict=True)
+        ]
+        wait_for(jobs[-1], "failed")
+    assert "--by-reference takes parts of an output that --reuse names" in failure(jobs[0])
+    assert "both have to be parquet or both jsonl" in failure(jobs[1])
 
 
 def test_columns_stay_beside_the_vectors(door: Door, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from embedfarm.web.jobs.job_requests import name_corpus
 from embedfarm.web.jobs.retries import options_of
 from tests.farm.harness import check_output, texts_of, write_corpus
 from tests.ingest.rq_farm import START_SECONDS, Door
+from tests.runs.test_by_reference import shared
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 from tests.web.forms import fields_of
@@ -183,24 +184,32 @@ def test_vectors_of_finished_jobs_are_taken(
         second = web.post("/v1/jobs", json=asked).json()["job"]
         wait_for(web, second, "finished")
         third = web.post("/v1/jobs", json={"texts": texts + more, "reuse": f"{first},{second}"})
+        linked = web.post("/v1/jobs", json=asked | {"by_reference": True}).json()["job"]
         made = wait_for(web, third.json()["job"], "finished")
+        whole = Path(wait_for(web, linked, "finished")["out"])
     out = Path(made["out"])
     check_output(out, texts + more, 16)
     assert (made["chunks_in"], made["chunks_reused"]) == (33, 31)
     outputs = [str(tmp_path / "jobs" / each / "output") for each in (first, second)]
     assert read_manifest(out).reused == {outputs[0]: 20, outputs[1]: 10, ".": 1}
+    assert not shared(out, Path(outputs[0]))
+    check_output(whole, texts, 16)
+    assert shared(whole, Path(outputs[0])) == {"part-000000000000.parquet"}
     page = web.get(f"/jobs/{made['job']}").text
     assert "31 reused" in page
     form = f"/jobs/new?of=file&reuse={made['job']}"
     assert f'href="{form.replace("&", "&amp;")}"' in page
     untouched, boxes = fields_of(web.get(form).text, "/jobs/new")
     assert (untouched["reuse"], untouched["model"]) == (made["job"], NULL)
-    assert "deduplicate" in boxes
+    assert boxes >= {"deduplicate", "by_reference"}
     assert web.get("/jobs/new?reuse=../../etc").status_code == 422
     file = {"file": ("new.txt", "\n".join([*texts, "fresh"]).encode())}
-    plain = web.post("/jobs/new", data=untouched, files=file, follow_redirects=False)
-    newest = FarmClient(client).job(plain.headers["location"].rpartition("/")[2])
-    assert f"--reuse={out}" in newest.noted("command")
+    for ticked in ({}, {"by_reference": "true"}):
+        data = untouched | ticked
+        made_so = web.post("/jobs/new", data=data, files=file, follow_redirects=False)
+        newest = FarmClient(client).job(made_so.headers["location"].rpartition("/")[2])
+        words = newest.noted("command").split()
+        assert (f"--reuse={out}" in words, "--by-reference" in words) == (True, bool(ticked))
 
 
 @pytest.mark.parametrize(
@@ -215,6 +224,7 @@ def test_vectors_of_finished_jobs_are_taken(
         ({"json": {"texts": ["a"], "other": 1}}, 422),
         ({"json": {"texts": ["a"], "encoding": "base64"}}, 422),
         ({"json": {"texts": ["a"], "reuse": "../../etc"}}, 422),
+        ({"json": {"texts": ["a"], "by_reference": True}}, 422),
         ({"json": {"texts": ["a"], "text": "{a!r}"}}, 422),
         ({"json": {"texts": ["a"], "text": "{a}", "text_field": "b"}}, 422),
         ({"json": {"texts": ["a"], "reuse": "0" * 32}}, 404),

@@ -210,6 +210,7 @@ class Options(EmbeddingOptions):
         default="",
         description="Ids of finished jobs whose vectors are taken, with commas between.",
     )
+    by_reference: bool = Field(default=False, description="Link unchanged parts of the first.")
     deduplicate: bool = Field(default=False, description="Embed each distinct text once.")
     to: Words = Field(default="", description="Vector store to fill, by its name on the farm.")
     others: Literal["refuse", "keep", "delete"] = Field(
@@ -219,7 +220,9 @@ class Options(EmbeddingOptions):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        """Refuse one field as both text and id."""
+        """Refuse options that contradict one another."""
+        if self.by_reference and not self.reuse:
+            raise ValueError("by_reference takes parts of a job that reuse names")
         if self.text and self.text_field != "text":
             raise ValueError("text and text_field are two ways to say the same")
         if not self.text and self.text_field == self.id_field:
