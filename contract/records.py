@@ -338,6 +338,7 @@ class Heartbeat(Record):
             their own.
         device_cost_per_hour: Price of an hour of each of its devices, 0 if none is set.
         devices: Number of devices that work as this worker.
+        kind: Kind of its device (`embedfarm.contract.device_kinds`); "" from an older version.
     """
 
     worker: str
@@ -366,6 +367,7 @@ class Heartbeat(Record):
     yields_in_seconds: Amount = 0.0
     device_cost_per_hour: Amount = 0.0
     devices: Some = 1
+    kind: str = ""
 
 
 class JobShare(Record):
@@ -503,12 +505,16 @@ class Rate(Record):
         overhead_seconds: Exponential average of the fixed time per micro-batch.
         updated: Unix time of the last completion that was taken in.
         samples: Number of completions that were taken in.
+        kind: Kind of the worker's device, which is known after the worker is gone; "" if it is not.
+        cost_per_hour: Price of an hour of the worker, 0 if none was set.
     """
 
     tokens_per_second: Speed
     overhead_seconds: Amount
     updated: Amount
     samples: Count
+    kind: str = ""
+    cost_per_hour: Amount = 0.0
 
 
 class LanePiece(Record):

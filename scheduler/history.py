@@ -156,7 +156,8 @@ class History:
         self._worked[kind, done.worker] = worked
         weight = self._weight(done.seconds) / self._weight(worked)
         overhead = mix(known.overhead_seconds, done.overhead_seconds, weight)
-        return Rate(
+        return msgspec.structs.replace(
+            known,
             tokens_per_second=mix(known.tokens_per_second, speed, weight),
             # What grows with the micro-batch, or is a wait for work, is no fixed overhead.
             overhead_seconds=min(overhead, done.overhead_seconds),

@@ -126,7 +126,7 @@ class Scheduler:
             self.farm.plans.abdicate(self.fence)
 
     def _remember(self) -> None:
-        self.farm.statistics.remember(*self._observer.history.take_changes(time.time()))
+        self.farm.statistics.remember(*self._observer.take_rates(time.time()))
 
     # Deciding.
 

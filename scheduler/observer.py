@@ -7,15 +7,17 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import redis
 
 from embedfarm.contract.backlog import Backlog, read_backlogs
+from embedfarm.contract.device_kinds import kind_of, price_of
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.entries import Pending
 from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import model_key, weights_of
 from embedfarm.contract.model_states import ready
-from embedfarm.contract.records import Completion, Heartbeat
+from embedfarm.contract.records import Completion, Heartbeat, Rate
 from embedfarm.contract.status import JobGone, is_gone
 from embedfarm.contract.window import FarmWindow
 from embedfarm.scheduler.history import History
@@ -69,6 +71,19 @@ class Observer:
         """Predict a micro-batch's seconds as if it had not been done yet; 0 if unknown."""
         mean = self._means.get(done.job, done.tokens / max(1, done.chunks))
         return self.history.predict(done, mean)
+
+    def take_rates(self, now: float) -> tuple[Mapping[str, Rate], list[str]]:
+        """Return what `History.take_changes` does, each rate with its worker's kind and price.
+
+        So that they are known after the worker is gone, and the farm has none of its kind left.
+        """
+        changes, old = self.history.take_changes(now)
+        named = {
+            key: msgspec.structs.replace(rate, kind=kind_of(beat), cost_per_hour=price_of(beat))
+            for key, rate in changes.items()
+            if (beat := self.beats.get(key.partition("|")[0]))
+        }
+        return {**changes, **named}, old
 
     def look(self) -> FarmState:
         """Read the farm as it is now."""

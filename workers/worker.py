@@ -29,6 +29,7 @@ from embedfarm.contract.broker import (
     host_name,
     name_worker,
 )
+from embedfarm.contract.device_kinds import name_kind
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.farm_timeline import FarmEvent
 from embedfarm.contract.lane import Lane
@@ -345,6 +346,7 @@ class Worker:
             yields_in_seconds=self.lane_loader.yields_in_seconds(self.holdings.tokens, rate),
             device_cost_per_hour=self.settings.device_cost_per_hour,
             devices=self.devices,
+            kind=self.settings.device_kind or name_kind(self.device, self.device_kind),
         )
 
     def _facts(self) -> dict[str, float]:

@@ -18,6 +18,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from embedfarm.contract.settings.advice_limits import AdviceSettings
 from embedfarm.contract.settings.door_limits import (
     DEFAULT_MODEL,
     HttpSettings,
@@ -56,6 +57,7 @@ LIKENESS_MIN: Final = 0.85  # of a name to a setting's, to be taken for a misspe
 class Settings(
     HttpSettings,
     IngestSettings,
+    AdviceSettings,
     LaneSettings,
     CollectorSettings,
     WorkerSettings,

@@ -9,6 +9,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.settings.advice_limits import AdviceSettings
 from embedfarm.contract.settings.door_limits import HttpSettings, IngestSettings
 from embedfarm.contract.settings.farm_limits import (
     CollectorSettings,
@@ -33,6 +34,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "Workers": WorkerSettings,
     "Collectors": CollectorSettings,
     "Interactive requests": LaneSettings,
+    "Advice": AdviceSettings,
     "RQ, and what goes outwards": IngestSettings,
     "HTTP": HttpSettings,
 }

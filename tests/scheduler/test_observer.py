@@ -18,7 +18,7 @@ from embedfarm.scheduler import observer as module
 from embedfarm.scheduler.history import History
 from embedfarm.scheduler.ledger import Ledger
 from embedfarm.scheduler.observer import Observer
-from tests.scheduler.live import SPEC, beat, fill
+from tests.scheduler.live import SPEC, beat, completion, fill
 
 
 def test_a_job_that_ends_during_a_look(
@@ -116,3 +116,24 @@ def test_a_parked_model_is_not_resident(farm: FarmClient, client: redis.Redis) -
     beat(farm, "worker", models=models)
     (worker,) = observer.look().workers
     assert worker.resident == {"a", "b"}
+
+
+def test_rates_say_the_kind_of_their_worker(farm: FarmClient, client: redis.Redis) -> None:
+    """What is remembered of a worker says its kind and price, also from after it is gone."""
+    observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
+    fill(farm, 1)
+    beat(farm, "worker", kind="spot", devices=2, device_cost_per_hour=1.5)
+    observer.look()
+    observer.learn([completion("worker", 1000, 1.0), completion("stranger", 1000, 1.0)])
+    known, _ = observer.take_rates(1.0)
+    kinds = {key.partition("|")[0]: (rate.kind, rate.cost_per_hour) for key, rate in known.items()}
+    assert kinds == {"worker": ("spot", 3.0), "stranger": ("", 0.0)}
+    farm.statistics.remember(known, [])
+    # The next scheduler learns of what the worker did last, and never sees it.
+    farm.leave("worker")
+    later = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
+    later.history.recall(farm.statistics.history())
+    later.look()
+    later.learn([completion("worker", 2000, 1.0)])
+    (rate,) = later.take_rates(2.0)[0].values()
+    assert (rate.kind, rate.cost_per_hour, rate.samples) == ("spot", 3.0, 2)

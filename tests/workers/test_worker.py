@@ -144,7 +144,7 @@ def test_heartbeat_tells_what_it_does(server: LiveServer, farm: FarmClient) -> N
 
     with working(worker_on(server)) as worker:
         wait_until(lambda: state() == "busy")
-        assert (beats[0].worker, beats[0].job) == (worker.name, "j")
+        assert (beats[0].worker, beats[0].job, beats[0].kind) == (worker.name, "j", "cpu")
         assert (beats[0].held_tokens > 0, beats[0].pid) == (True, os.getpid())
         assert 0 <= beats[0].held_seconds < 60
         # The device is idle before the last results are on the server, and known to be there.
