@@ -85,6 +85,10 @@ VERBS: Final = {
         ("top", "top"),
         "Show the farm at a glance, live; one snapshot with --json, or where there is no terminal.",
     ),
+    "advise": Verb(
+        ("advise", "advise"),
+        "Say how many workers of each kind end the backlog in time at least cost, and why.",
+    ),
     "workers": Verb(("inspection", "workers"), "List the workers that are alive."),
     "models": Verb(
         ("models", "models_app"),

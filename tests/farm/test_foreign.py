@@ -20,6 +20,7 @@ from embedfarm.contract.records import Plan
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
 from embedfarm.scheduler import loop
+from embedfarm.watch.advice_reader import read_advice
 from embedfarm.watch.overview import read_page
 from embedfarm.watch.view import FarmReader
 from embedfarm.web.jobs.feeds import NOTE
@@ -98,6 +99,7 @@ def readers_of(client: redis.Redis) -> Iterator[Reader]:
     yield Reader("budget", lambda: farm.statistics.budget("cpu", "null:2"))
     yield Reader("page", lambda: read_page(farm, "", 50))
     yield Reader("view", FarmReader(farm).read)
+    yield Reader("advice", lambda: read_advice(farm, SETTINGS))
     yield Reader("doctor", lambda: dict(examine_records(farm)))
     for name in ("little", "other"):
         job = farm.job(name)

@@ -16,8 +16,8 @@ SECRET = "s3cretPassword"  # noqa: S105 -- what is looked for
 VERBS = [
     "embed CORPUS --out OUT --model null:16", "batch CORPUS --out OUT --model null:16",
     "schedule", "work --devices cpu --workers 1", "ingest", "jobs ls", "jobs show x",
-    "jobs watch x", "jobs rm x", "workers", "top", "doctor", "scheduler stats", "scheduler explain",
-    "scheduler passes",
+    "jobs watch x", "jobs rm x", "workers", "advise", "top", "doctor", "scheduler stats",
+    "scheduler explain", "scheduler passes",
 ]  # fmt: skip
 URLS = {
     "refused": f"unix://me:{SECRET}@SOCKET",

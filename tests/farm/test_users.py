@@ -198,7 +198,7 @@ def command(farm: WholeFarm) -> Iterator[str]:
     for words in (
         "jobs ls", "jobs ls --ended", f"jobs show {name}", f"jobs errors {name}",
         f"jobs pause {name}", f"jobs resume {name}", f"jobs set {name} --priority urgent",
-        f"jobs cancel {name}", f"jobs rm {name}", "workers", "top", "doctor", "models ls",
+        f"jobs cancel {name}", f"jobs rm {name}", "workers", "advise", "top", "doctor", "models ls",
         f"models pin {MODEL}", f"models unpin {MODEL}", f"models unload {MODEL} --wait 10",
         "scheduler stats", "scheduler explain", "scheduler passes", "scheduler remove-pass tail",
     ):  # fmt: skip
