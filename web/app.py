@@ -37,7 +37,7 @@ from embedfarm.web.jobs import routes as jobs
 from embedfarm.web.jobs.job_watch import JobWatch
 from embedfarm.web.openai import batches, files
 from embedfarm.web.openai import embeddings as openai_protocol
-from embedfarm.web.operations import metrics, process_logs, timeline_routes
+from embedfarm.web.operations import advice_routes, metrics, process_logs, timeline_routes
 from embedfarm.web.operations import routes as operations
 from embedfarm.web.operations.metrics import Figures, Meter
 from embedfarm.web.pages import (
@@ -63,7 +63,7 @@ from embedfarm.web.tei import routes as tei_protocol
 
 PROTOCOLS: Final = (
     bulk, jobs, submissions, estimate_routes, retries, results, nearest_chunks, failures, events,
-    feeds, operations, timeline_routes, process_logs, metrics,
+    feeds, operations, advice_routes, timeline_routes, process_logs, metrics,
     openai_protocol, files, batches, tei_protocol,
 )  # fmt: skip
 PAGES: Final = (

@@ -170,6 +170,7 @@ def worst_requests() -> dict[str, Sequence[Request]]:
         "GET /v1/jobs/{job}/events": [Request(more="none", headers={"last-event-id": LONG})],
         "GET /v1/jobs/{job}/timeline": [Request(more="?limit=2000")],
         "GET /v1/jobs/{job}/runs": [Request()],
+        "GET /v1/advice": [Request(more=f"?model={LONG}&kind={LONG}")],
         "GET /v1/timeline": [Request(more="?limit=2000")],
         "GET /v1/logs": [Request()],
         "GET /v1/logs/{process}": [Request(more="?limit=400"), Request(more=LONG)],

@@ -86,6 +86,7 @@ WITHOUT_ID: Final[dict[str, dict[str, Any]]] = {
     "GET /v1/files": {},
     "POST /v1/files": {**FORM, "data": {"purpose": "batch"}},
     "GET /v1/workers": {},
+    "GET /v1/advice": {"params": {"model": NULL, "kind": "cpu"}},
     "GET /v1/timeline": {},
     "GET /v1/logs": {},
     "GET /v1/logs/{process}": {"process": "one"},
@@ -131,7 +132,7 @@ OF_THE_PROGRAM: Final = {"GET /openapi.json", "HEAD /openapi.json", "GET /docs",
 """What is the same for everybody, since it is made before anything is asked for."""
 
 FARM_ONLY: Final = {
-    "GET /v1/timeline", "GET /v1/logs", "GET /v1/logs/{process}", "GET /logs",
+    "GET /v1/advice", "GET /v1/timeline", "GET /v1/logs", "GET /v1/logs/{process}", "GET /logs",
     "GET /v1/scheduler/stats", "GET /v1/scheduler/explain", "GET /v1/scheduler/passes",
     "PUT /v1/scheduler/passes", "GET /workers", "GET /scheduler", "GET /scheduler/passes",
     "POST /scheduler/passes", "GET /charts/predictions.svg",

@@ -23,11 +23,14 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.records import Completion, Heartbeat, SchedulerStats
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.window import FarmWindow
+from embedfarm.watch.advice_reader import read_advice
+from embedfarm.watch.advised_workers import Advice
 from embedfarm.watch.overview import JobFacts, read_jobs
 from embedfarm.watch.view import FarmReader, FarmView
 from embedfarm.web.auth.keys import Scope as KeyScope
 from embedfarm.web.farm_readers import Reader
 from embedfarm.web.http.problems import problems
+from embedfarm.web.operations.advice_metrics import advised_metrics, backlog_metric
 from embedfarm.web.operations.metric_families import PREFIX, counter, gauge
 from embedfarm.web.operations.model_metrics import count_metrics, resident_metrics
 from embedfarm.web.operations.server_metrics import server_metrics
@@ -157,15 +160,18 @@ class Figures(Collector):
         words = "Jobs that have ended, by how, and what that was about: the count only grows."
         yield counter("jobs_ended", words, ended, "state", "cause")
         jobs = read_jobs(self.farm, self.farm.job_ids())
-        view = self._reader.read()
-        yield from job_metrics(jobs, view, time.time())
+        view, advice = self._reader.read(), read_advice(self.farm, self.settings)
+        yield from job_metrics(jobs, view, time.time(), advice)
+        yield from advised_metrics(advice)
         yield from server_metrics(view, FarmWindow(self.farm.client, self.settings).seen())
         yield from worker_metrics(workers)
         yield from count_metrics(self.farm.model_counts.all())
         yield from scheduler_metrics(self.farm.plans.scheduler_stats())
 
 
-def job_metrics(jobs: Sequence[JobFacts], view: FarmView, now: float) -> Iterator[Metric]:
+def job_metrics(
+    jobs: Sequence[JobFacts], view: FarmView, now: float, advice: Advice | None = None
+) -> Iterator[Metric]:
     """Yield the metrics of all jobs: states, backlog, results, failed chunks, and what holds them.
 
     How long the backlog takes, and what holds it back, is what the pages say.
@@ -186,10 +192,7 @@ def job_metrics(jobs: Sequence[JobFacts], view: FarmView, now: float) -> Iterato
     yield gauge("results_bytes", "Bytes of results that wait in Redis.", {(): float(stored)})
     words = "Chunks that failed, of jobs in work."
     yield gauge("failed_chunks", words, {(): float(failed)})
-    if view.backlog_seconds is not None:
-        words = "Seconds that the backlog takes, by the fastest and the slowest rate of late."
-        values = {("least",): view.backlog_seconds.low, ("most",): view.backlog_seconds.high}
-        yield gauge("backlog_seconds", words, values, "estimate")
+    yield backlog_metric(view.backlog_seconds, advice)
     causes = Tally((each.cause, each.severity) for each in view.bottlenecks)
     found = {of: float(count) for of, count in causes.items()}
     words = "What holds the farm back, as its pages say it: sentences by cause and severity."
