@@ -42,7 +42,7 @@ class ArrowOriginal:
         """Write a copy, a record batch at a time, whose vectors lie in `scratch`."""
         schema, form = self.schema.append(field), self._form()
         options = pa.ipc.IpcWriteOptions(
-            compression=form.codec, emit_dictionary_deltas=form.has_deltas
+            compression=form.codec, emit_dictionary_deltas=form.has_deltas, allow_64bit=True
         )
         more = {"metadata": self._metadata} if self._metadata else {}
         new = pa.ipc.new_file if self._is_file else pa.ipc.new_stream

@@ -24,6 +24,7 @@ from embedfarm.runs import arrow_copy, dataset_copy
 from embedfarm.runs.dataset_copy import copy_with_vectors
 from embedfarm.runs.originals import RowVectors
 from tests.farm.harness import null_vectors, run
+from tests.full_disk import small_disk
 from tests.producer.test_readers import PACK
 from tests.runs.test_columns import DIMENSIONS, table_of
 from tests.runs.test_dataset_copy import PowerCutError, snapshot
@@ -197,6 +198,23 @@ def test_an_interrupted_copy_goes_on(
         assert snapshot(copy) == whole
         assert [path.stat().st_mtime_ns for path in files] == before
         assert len(files) == {0: 0, 4: 0, 7: 1, 19: 4}[cut]
+
+
+def test_a_full_disk_is_said(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """A copy for which there is no room ends with the words of the disk, and goes on with room."""
+    copy_with_vectors(made[1], tmp_path / "whole", "v", SETTINGS)
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        copy = disk.path / "copy"
+        disk.fill()
+        for pages in (4, 4, 10):
+            disk.free(pages)
+            with pytest.raises(OSError, match="No space left on device"):
+                copy_with_vectors(made[1], copy, "v", SETTINGS)
+            disk.fill()
+        assert list(copy.rglob("*.arrow"))
+        disk.clear()
+        copy_with_vectors(made[1], copy, "v", SETTINGS)
+        assert snapshot(copy) == snapshot(tmp_path / "whole")
 
 
 def test_the_vectors_of_a_large_batch_lie_in_a_file(
