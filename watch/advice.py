@@ -10,18 +10,17 @@ it in time if any order does (Jackson, Scheduling a production line to minimize 
 
 For each piece of work, earliest deadline first, a kind gives what time is left of its workers that
 are advised already, then live workers, those first that have the model loaded, then new ones: the
-fewest that end it. If one kind may not have enough of them the next one does the rest; of all
-orders of kinds the cheapest counts. So it is for all kinds together and for each kind alone, and
-of these the cheapest whole. Only what the fewest workers of one kind have left over might be done
+fewest that end it. If one kind may not have enough of them others do the rest; of all ways to do
+it the cheapest counts. So it is for all kinds together and for each kind alone, and of these the
+cheapest whole. Only what the fewest workers of one kind have left over might be done
 cheaper by another kind: at most the starts and loads of a worker or two for each deadline, which a
 test compares with all mixes of small farms.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import permutations
 from typing import Final, NamedTuple
 
 from embedfarm.contract.formatting import HOUR
@@ -30,7 +29,7 @@ ANY_KIND: Final = "any"
 SOONEST_SECONDS: Final = 60.0  # in which work that is late already is to end, at the soonest
 WORTH: Final = 2.0  # a new worker works at least as long as it takes to come
 ROUNDING: Final = 1e-9
-KINDS_PERMUTED: Final = 4
+KINDS_NEXT: Final = 3  # kinds that are tried for what one leaves over
 
 
 class DeviceKind(NamedTuple):
@@ -192,16 +191,6 @@ def _order(option: tuple[Sequence[Placed], float]) -> tuple[float, float, float,
     return left, cost, seconds, [each.pool.kind.name for each in placed]
 
 
-def _orders(pools: Sequence[Pool], work: DueWork) -> Iterable[Sequence[Pool]]:
-    """Return the orders in which kinds may come: all, or of many those with another one first."""
-    if len(pools) <= KINDS_PERMUTED:
-        return permutations(pools)
-    cheapest = sorted(
-        pools, key=lambda pool: pool.price / work.speeds[pool.kind.name].tokens_per_second
-    )
-    return ([first, *(each for each in cheapest if each is not first)] for first in cheapest)
-
-
 @dataclass
 class Staffing:
     """Workers for all work, in the making.
@@ -253,23 +242,27 @@ class Staffing:
 
     def _split(self, work: DueWork, *, late: bool) -> tuple[list[Placed], float]:
         """Return the parts of some work by kind, and the tokens that are left over."""
-        pools = [pool for name, pool in self.pools.items() if name in work.speeds]
-        options = [self._fill(order, work, late=late) for order in _orders(pools, work)]
-        return min(options, key=_order)
+        allowed = [pool for pool in self.pools.values() if pool.kind.most]
+        pools = [pool for pool in allowed if pool.kind.name in work.speeds]
+        pools.sort(key=lambda p: p.price / work.speeds[p.kind.name].tokens_per_second)
+        return min(self._ways(pools, work, work.tokens, late=late), key=_order)
 
-    def _fill(
-        self, order: Iterable[Pool], work: DueWork, *, late: bool
-    ) -> tuple[list[Placed], float]:
-        """Have kinds do some work, each as much as it can before the next one in the order."""
-        placed, left = list[Placed](), work.tokens
-        for pool in order:
+    def _ways(
+        self, pools: Sequence[Pool], work: DueWork, left: float, *, late: bool
+    ) -> Iterator[tuple[list[Placed], float]]:
+        """Yield ways to do some work: a kind as much as it can, the others what it leaves over.
+
+        Each kind comes first once, and the three cheapest of the others behind it in any order.
+        """
+        yield [], left
+        for place, pool in enumerate(pools):
             found = self._try(pool, work, left, late=late)
-            if found.part.tokens:
-                placed.append(found)
-                left = max(0.0, left - found.part.tokens)
-            if not left:
-                break
-        return placed, left
+            if not found.part.tokens:
+                continue
+            rest = max(0.0, left - found.part.tokens)
+            others = [*pools[:place], *pools[place + 1 :]] if rest else []
+            for placed, over in self._ways(others[:KINDS_NEXT], work, rest, late=late):
+                yield [found, *placed], over
 
     @staticmethod
     def _try(pool: Pool, work: DueWork, tokens: float, *, late: bool) -> Placed:

@@ -180,21 +180,20 @@ def read_advice(farm: FarmClient, settings: Settings) -> Advice:
     beats = {beat.worker: beat for beat in farm.workers() if beat.state != "draining"}
     known = KnownSpeeds(beats, farm.statistics.history(), farm.model_counts.all(), settings)
     within = settings.advice_within_seconds
+    waits = {(due.model, due.length) for due in waiting.tokens}
+    busy = {model for model, _ in waits}
+    idle = [(model, length) for model, length in known.models() if model not in busy]
+    speeds = {each: known.of(*each) for each in (*waits, *idle)}
     works = [
         DueWork(
             name_of(due.model),
             tokens,
             due.deadline_ms / 1000 - now if due.deadline_ms else within,
-            known.of(due.model, due.length),
+            speeds[due.model, due.length],
         )
         for due, tokens in waiting.tokens.items()
     ]
-    busy = {due.model for due in waiting.tokens}
-    works += [
-        DueWork(name_of(model), 0, within, known.of(model, length))
-        for model, length in known.models()
-        if model not in busy
-    ]
+    works += [DueWork(name_of(model), 0, within, speeds[model, length]) for model, length in idle]
     return advise(
         sorted(works, key=lambda each: (-each.tokens, each.model)),
         known.kinds(),
