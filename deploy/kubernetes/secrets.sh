@@ -14,7 +14,7 @@ done
 umask 077
 mkdir -p base/secrets valkey/secrets
 acl=$(< ../users.acl)
-for user in $(grep -o 'CHANGE-ME-[a-z]*' ../users.acl | cut -d- -f3); do
+while read -r user; do
   password=$(head -c 32 /dev/urandom | sha256sum | cut -c1-48)
   hash=$(printf %s "$password" | sha256sum | cut -c1-64)
   acl=${acl/"#CHANGE-ME-$user "/"#$hash "}
@@ -26,7 +26,7 @@ for user in $(grep -o 'CHANGE-ME-[a-z]*' ../users.acl | cut -d- -f3); do
     # For the probes: valkey-cli reads the first, and redis-cli the second.
     operator) printf '%s\n' "VALKEYCLI_AUTH=$password" "REDISCLI_AUTH=$password" > valkey/secrets/operator.env ;;
   esac
-done
+done < <(grep -o 'CHANGE-ME-[a-z]*' ../users.acl | cut -d- -f3)
 printf '%s\n' "$acl" > valkey/secrets/users.acl
 # Keys for HTTP: yours, and one with which Prometheus may read.
 for key in admin:admin prometheus:read; do
