@@ -20,8 +20,8 @@ release = metadata.version("embedfarm")
 root_doc = "README"
 include_patterns = [
     "*.md",
-    "deploy/README.md",
-    "deploy/kubernetes/README.md",
+    "deploy/*.md",
+    "deploy/*/*.md",
     "docs/*.md",
     "docs/*.rst",
     "docs/examples/*.ipynb",
@@ -72,6 +72,7 @@ CONTENTS: Final = {
     "Run it": [
         "deploy/README",
         "deploy/kubernetes/README",
+        "deploy/slurm/README",
         "docs/endpoints",
         "docs/settings",
         "docs/security",

@@ -33,6 +33,13 @@ def containers(overlays: Overlays) -> Iterator[tuple[str, Document, Document]]:
             yield name, pod, container
 
 
+def given_to_serve(overlays: Overlays) -> dict[str, str]:
+    """Return the environment of `serve` in the overlay that scales."""
+    found = overlays["gpu"]
+    (container,) = [each for *_, each in containers({"gpu": found}) if each["name"] == "serve"]
+    return variables(found, container)
+
+
 def variables(overlay: Sequence[Document], container: Document) -> dict[str, str]:
     """Return the environment of a container, without that of its image."""
     found: dict[str, str] = {}

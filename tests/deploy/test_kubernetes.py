@@ -8,6 +8,7 @@ import copy
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ import yaml
 from typer.main import get_command
 
 from embedfarm.cli.app import Verbs, app
+from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.processes import KILL_SECONDS
 from embedfarm.contract.settings import PREFIX, Settings
 from embedfarm.contract.systemd_notify import ALIVE_FILE, TOUCH_SECONDS
@@ -38,7 +40,18 @@ from tests.deploy.kustomize import (
     load,
     render,
 )
-from tests.deploy.manifests import OVERLAYS, Overlays, containers, every, pods, variables
+from tests.deploy.manifests import (
+    OVERLAYS,
+    Overlays,
+    containers,
+    every,
+    given_to_serve,
+    pods,
+    variables,
+)
+from tests.support import LiveServer
+from tests.web.conftest import client_of
+from tests.workers.support import block_of, create_job
 
 VERSIONS: Final = ("1.30", "1.37")  # the oldest with `preStop: sleep`, and the newest there is
 SCALED_OBJECTS: Final = Path(__file__).parent / "keda-2.20.2-scaledobjects.yaml"
@@ -304,10 +317,30 @@ def test_scaling_has_its_target(overlays: Overlays) -> None:
         assert "replicas" not in target["spec"]
         (container,) = target["spec"]["template"]["spec"]["containers"]
         gpus = container["resources"]["limits"]["nvidia.com/gpu"]
-        assert each["spec"]["triggers"][0]["metadata"]["threshold"] == gpus
-        for trigger in each["spec"]["triggers"]:
-            # An empty answer would otherwise count as 0 and end all workers.
-            assert trigger["metadata"]["ignoreNullValues"] == "false"
+        trigger = each["spec"]["triggers"][0]["metadata"]
+        assert trigger["threshold"] == gpus
+        # The farm advises as many workers of the kind as KEDA may start, and by the same name.
+        kind = variables(overlays[overlay], container)["EMBEDFARM_DEVICE_KIND"]
+        assert f'{{kind="{kind}"}}' in trigger["query"]
+        most = json.loads(given_to_serve(overlays)["EMBEDFARM_ADVICE_WORKERS_MAX"])
+        assert most[kind] == each["spec"]["maxReplicaCount"] * int(gpus)
+        # An empty answer would otherwise count as 0 and end all workers.
+        known = [one["metadata"]["ignoreNullValues"] for one in each["spec"]["triggers"]]
+        assert set(known) == {"false"}
+
+
+def test_a_farm_of_none_asks_for_its_first_worker(
+    overlays: Overlays, server: LiveServer, client: redis.Redis
+) -> None:
+    """While no kind was ever seen, work still makes the farm advise one that KEDA starts."""
+    create_job(FarmClient(client), [block_of(0, 5)], "first", model="null:4")
+    most = json.loads(given_to_serve(overlays)["EMBEDFARM_ADVICE_WORKERS_MAX"])
+    with client_of(server, advice_workers_max=most) as web:
+        found = re.findall(
+            r"^embedfarm_workers_advised{(.*)} (.*)$", web.get("/metrics").text, re.MULTILINE
+        )
+    advised = {re.findall(r'kind="([^"]*)"', labels)[0]: float(value) for labels, value in found}
+    assert sum(advised.get(kind, 0) for kind in most) == 1, found
 
 
 def test_each_role_has_its_own_user(overlays: Overlays) -> None:
