@@ -77,6 +77,7 @@ CONTENTS: Final = {
         "docs/settings",
         "docs/security",
         "docs/scheduling",
+        "docs/runbook",
     ],
     "What it is worth": ["docs/performance", "docs/gpu", "docs/clients", "docs/reliability"],
     "How it is made": [
