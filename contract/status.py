@@ -57,8 +57,9 @@ class JobStatus:
     those collected have the vector of another output, or of an earlier chunk; `known_in` and
     `known_done` count such chunks among `chunks_in` and `chunks_done`. Once it is finished,
     `ids_repeated` counts the chunks whose id an earlier chunk has.
-    `chunk_count` is N, -1 while it is not known. Bytes are of encoded blocks and results, but
-    `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
+    `chunk_count` is N, -1 while it is not known; meanwhile `chunks_expected` estimates it from how
+    much of the corpus was read, 0 where nobody can tell. Bytes are of encoded blocks and results,
+    but `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
     `device_us` is the time of devices, in microseconds, that the committed results took, and
     `cost_micros` what that cost, in millionths; earlier makings of the job do not count.
     `priority`, `tenant`, `weight`, `deadline_ms`, `labels`, `max_hours` and `max_cost` are the
@@ -75,6 +76,7 @@ class JobStatus:
     first_chunk: int = 0
     pushed_upto: int = 0
     chunk_count: int = -1
+    chunks_expected: int = 0
     blocks_in: int = 0
     chunks_in: int = 0
     known_in: int = 0
@@ -191,6 +193,18 @@ class JobStatus:
     def over(self) -> bool:
         """Whether nothing more is embedded of the job: it has ended, or was cancelled."""
         return self.state in OVER_STATES
+
+    @property
+    def tokens_unsent(self) -> float:
+        """Tokens that are expected to be sent still, 0 where nobody can tell.
+
+        A job that has nothing on the server to embed waits for a producer, which may be gone: of it
+        nothing is expected.
+        """
+        if self.chunk_count >= 0 or not self.chunks_in or self.blocks_done >= self.blocks_in:
+            return 0.0
+        unsent = max(0, self.chunks_expected - self.first_chunk - self.chunks_in)
+        return unsent * self.tokens_in / self.chunks_in
 
     @property
     def embedded(self) -> bool:

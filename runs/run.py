@@ -332,11 +332,9 @@ class Run:
                 continue  # the producer and the collector wait for the server, and give up in time
 
     def _note_counts(self, job: Job, status: JobStatus, output: Output) -> None:
-        """Note with the job what the server cannot count, if there is more of it."""
-        counts = {"rows_skipped": self._sending.skipped, "chunks_reused": output.chunks_reused}
-        for name, count in counts.items():
-            if count > getattr(status, name):
-                job.note(name, count)
+        """Note with the job what the server cannot count, if that has changed."""
+        for name, count in self._sending.notes(status, output.chunks_reused).items():
+            job.note(name, count)
 
     # The end.
 

@@ -14,9 +14,11 @@ from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import Mark, PrefixCheck, SourceChanged, SourceCheck
 from embedfarm.contract import tracing
 from embedfarm.contract.records import Rows, text_checksums
+from embedfarm.contract.status import JobStatus
 from embedfarm.producer.readers import (
     CorpusDigest,
     CorpusError,
+    CorpusShare,
     Cursor,
     fail_on_bad_row,
     look_at,
@@ -46,6 +48,7 @@ class Sending:
         full_disk_seconds: Time between two attempts to list a skipped row on a full disk.
         source: Check that is told what was read; the collector compares results with it.
         skipped: Number of rows that became no chunk, so far.
+        expected: Estimate of the chunks of the corpus, 0 while nobody can tell.
         files: Size and time of change of the local files, as they were when the reading began.
     """
 
@@ -56,8 +59,21 @@ class Sending:
     full_disk_seconds: float
     source: SourceCheck = field(default_factory=SourceCheck)
     skipped: int = 0
+    expected: int = 0
     files: Mapping[str, list[int]] = field(default_factory=dict)
     _columns: ColumnCheck = field(init=False)
+
+    def notes(self, status: JobStatus, chunks_reused: int) -> dict[str, int]:
+        """Return what is to be noted with the job, since the server cannot count it.
+
+        Args:
+            status: Status of the job, with what was noted before.
+            chunks_reused: Number of chunks so far whose vectors are those of other chunks.
+        """
+        counts = {"rows_skipped": self.skipped, "chunks_reused": chunks_reused}
+        grown = {name: count for name, count in counts.items() if count > getattr(status, name)}
+        is_new = self.expected not in {0, status.chunks_expected}
+        return grown | ({"chunks_expected": self.expected} if is_new else {})
 
     def unchanged(self, output: Output) -> int:
         """Count the parts before the first one that was made of other rows than there are now."""
@@ -173,6 +189,7 @@ class Sending:
         cursor = Cursor(mark.location, mark.offset, mark.line) if mark else Cursor()
         index = mark.row if mark else 0
         limits = replace(self.limits, chunks_before=index)
+        share = CorpusShare.of(request.sources, request.options)
         for rows in read_corpus(
             request.sources, request.options, on_bad_row, cursor=cursor, limits=limits,
             columns=self._if_kept(columns),
@@ -180,6 +197,7 @@ class Sending:
             self._put(columns)
             self.skipped = record.count
             index += len(rows.texts)
+            self.expected = share.chunks(index, cursor)
             marked = facts.settled and not record.count  # skipped rows are listed from the start
             here = Mark(index, cursor.location, cursor.offset, cursor.line, facts.digest)
             yield self._with_room(partial(self.source.feed, rows, here if marked else None))

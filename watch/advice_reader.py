@@ -30,7 +30,7 @@ STEP: Final = 1000  # jobs looked at in one round trip
 RATES_MAX: Final = 10  # workers of a kind that are gone, by which the next one is judged
 MODELS_MAX: Final = 200  # that are listed without work
 FIELDS: Final = (
-    "state", "tenant", "chunk_count", "first_chunk", "pushed_upto", "blocks_in", "blocks_done",
+    "state", "tenant", "chunk_count", "chunks_expected", "first_chunk", "blocks_in", "blocks_done",
     "chunks_in", "known_in", "tokens_in", "tokens_done", "result_bytes", "drained_upto",
     "refilled_upto", "deadline_ms",
 )  # fmt: skip
@@ -49,16 +49,18 @@ class Waiting:
     """Tokens of jobs that wait for workers, and what is to be said of those that do not.
 
     Attributes:
-        tokens: Tokens that were sent and are not embedded, of jobs that may be worked on.
+        tokens: Tokens that are not embedded, of jobs that may be worked on.
         paused: Number of jobs that are paused, and have such tokens.
         held: Number of jobs that may not be worked on, since their results are not collected.
-        reading: Number of jobs that more is sent of.
+        reading: Number of jobs of which more is sent, and nobody can tell how much.
+        estimated: Number of jobs of which more is sent, and which is estimated.
     """
 
-    tokens: defaultdict[DueTokens, int] = field(default_factory=lambda: defaultdict(int))
+    tokens: defaultdict[DueTokens, float] = field(default_factory=lambda: defaultdict(float))
     paused: int = 0
     held: int = 0
     reading: int = 0
+    estimated: int = 0
 
     @property
     def notes(self) -> Iterator[str]:
@@ -69,6 +71,11 @@ class Waiting:
             yield f"{counted(self.held, 'job')} left out whose results are not collected"
         if self.reading:
             yield f"what is not sent yet of {counted(self.reading, 'job')} is not counted"
+        if self.estimated:
+            yield (
+                f"what is not sent yet of {counted(self.estimated, 'job')} is estimated, from how "
+                "much of the corpus was read"
+            )
 
 
 @dataclass(frozen=True)
@@ -247,11 +254,13 @@ def _read_job(answer: Any) -> tuple[JobSpec, JobStatus]:  # noqa: ANN401 # the s
 def _add(waiting: Waiting, spec: JobSpec, status: JobStatus, *, held: bool) -> None:
     """Count the tokens of a job that wait, or count the job among those that are left out."""
     tokens = 0 if status.embedded else max(0, status.tokens_in - status.tokens_done)
-    waiting.reading += status.moving and status.chunk_count < 0
+    unsent = status.tokens_unsent
+    waiting.estimated += status.moving and unsent > 0
+    waiting.reading += status.moving and status.chunk_count < 0 and not status.chunks_expected
     if status.state == "paused":
         waiting.paused += tokens > 0
     elif status.moving and held:
         waiting.held += tokens > 0
     elif status.moving and tokens:
         length = length_class(status.chunk_tokens_mean)
-        waiting.tokens[DueTokens(model_key(spec), length, status.deadline_ms)] += tokens
+        waiting.tokens[DueTokens(model_key(spec), length, status.deadline_ms)] += tokens + unsent

@@ -6,6 +6,7 @@ each a good row or a `BadRow`; `corpus` alone decides what happens to either.
 
 from embedfarm.producer.readers.corpus import CorpusOptions, read_corpus
 from embedfarm.producer.readers.corpus_digest import CorpusDigest, look_at
+from embedfarm.producer.readers.corpus_share import CorpusShare
 from embedfarm.producer.readers.items import BadRow, CorpusError, fail_on_bad_row
 from embedfarm.producer.readers.source import Cursor
 
@@ -14,6 +15,7 @@ __all__ = [
     "CorpusDigest",
     "CorpusError",
     "CorpusOptions",
+    "CorpusShare",
     "Cursor",
     "fail_on_bad_row",
     "look_at",

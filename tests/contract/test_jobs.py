@@ -792,6 +792,7 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     job.note("rows_skipped", 1)
     job.note("ids_repeated", 1)
     job.note("chunks_reused", 1)
+    job.note("chunks_expected", 9)
     for name in ("braked", *Estimate._fields):
         job.note(name, "1")
     metas = [job.keys.meta, wire.JobKeys("other").meta, wire.JobKeys("noted").meta]

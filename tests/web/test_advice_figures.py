@@ -154,9 +154,28 @@ def test_deadlines_and_what_is_left_out(web: TestClient, client: redis.Redis) ->
     job.pause()
     assert scaled_kinds(web) == {"cpu": 0}
     assert "1 paused job left out" in asked(web)["reasons"]
-    open_job = farm.job("open")
-    open_job.create(SPEC, 0)
+
+
+def test_what_is_not_sent_yet_counts(web: TestClient, client: redis.Redis) -> None:
+    """Work that a producer is expected to send counts, as long as it has work on the server."""
+    farm = FarmClient(client)
+    there(farm, "one")
+    job = farm.job("open")
+    job.create(SPEC, 0)
+    push(job, 0)
+    assert asked(web)["backlog_tokens"] == BLOCK_TOKENS
     assert "what is not sent yet of 1 job is not counted" in asked(web)["reasons"]
+    job.note("chunks_expected", 20 * CHUNKS)
+    assert asked(web)["backlog_tokens"] == 20 * BLOCK_TOKENS
+    assert "1 job is estimated, from how much of the corpus was read" in " ".join(
+        asked(web)["reasons"]
+    )
+    job.stream.commit([embed(entry) for entry in job.stream.read("one", 1)])
+    assert asked(web)["backlog_tokens"] == 0  # its producer may be gone
+    push(job, CHUNKS)
+    assert asked(web)["backlog_tokens"] == 19 * BLOCK_TOKENS
+    job.close(2 * CHUNKS)
+    assert asked(web)["backlog_tokens"] == BLOCK_TOKENS
 
 
 def test_results_that_nobody_collects_take_no_worker(
