@@ -195,7 +195,7 @@ def _advise_model(name: str, works: Sequence[DueWork], staffing: Staffing) -> Mo
     for kind in staffing.pools:
         speeds = [(each.tokens, each.speeds[kind]) for each in works if kind in each.speeds]
         advised = staffing.advised.get((name, kind), 0)
-        if not speeds and not advised:
+        if not speeds and not advised and staffing.tried_by.get(name) != kind:
             continue
         rate = _mean_rate(speeds) if speeds else None
         kinds[kind] = KindForModel(
@@ -232,7 +232,8 @@ def _reasons(
         if each.workers_needed and each.backlog_seconds is not None:
             yield (
                 f"{size} are {format_seconds(each.backlog_seconds)} of one worker of kind {kind}; "
-                f"with starts and loads {each.workers_needed:.2g} of them are at it until it is due"
+                f"with starts and loads {each.workers_needed:.2g} of them are at it until they are "
+                "due"
             )
             if not each.workers_advised:
                 yield f"workers of kind {kind} that are advised for others have time for it"

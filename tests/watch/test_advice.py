@@ -179,6 +179,8 @@ def test_a_kind_of_unknown_speed_gets_one_worker_if_no_other_can() -> None:
     assert cheapest.models["new"].kinds["cpu"].workers_advised == 1
     beside = given_advice(unknown, work(10_000_000, HOUR, "m", "cpu"), kinds=[CPU, GPU])
     assert beside.kinds["cpu"].workers_advised == 3  # one of them finds out
+    row = beside.models["new"].kinds["cpu"]
+    assert (row.workers_advised, row.backlog_seconds) == (0, None)
 
 
 def test_a_farm_that_knows_no_kind_gets_a_worker_of_any() -> None:
