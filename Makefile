@@ -120,6 +120,15 @@ build/clients/installed: tests/clients/requirements.txt tests/clients/package-lo
 clients: .venv/installed-dev build/clients/installed ## Other people's clients on a farm; the table of docs/http.md.
 	$(BIN)/python -m tests.clients --report docs/http.md
 
+build/checkov/installed: tests/deploy/checkov.txt
+	mkdir -p build
+	$(PYTHON) -m venv --clear build/checkov
+	build/checkov/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+policies: .venv/installed-dev build/checkov/installed ## Another linter's policies on the manifests of Kubernetes.
+	$(BIN)/python -m tests.deploy
+
 endpoint: .venv/installed-dev build/peers/infinity/installed ## A job through a server of another make; the table of docs/endpoints.md.
 	$(BIN)/python -m benchmarks.endpoint --report docs/endpoints.md $(ARGS)
 
@@ -129,4 +138,4 @@ bench-gpu: .venv/installed-dev ## The farm on this machine's GPU, and models tha
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients endpoint bench-peers bench-scheduling simulate week clean
+.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients policies endpoint bench-peers bench-scheduling simulate week clean

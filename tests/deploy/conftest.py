@@ -1,9 +1,6 @@
 """The manifests with secrets, and the server that they would start."""
 
-import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,22 +11,17 @@ from redis.retry import Retry
 
 from embedfarm.contract.broker import carried_server
 from tests.deploy.kustomize import Document, render
-from tests.deploy.manifests import OVERLAYS, ROOT, Overlays, containers, variables
+from tests.deploy.manifests import OVERLAYS, Overlays, containers, copy_with_secrets, variables
 from tests.support import free_port, wait_until
 
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of `deploy` with secrets, as the documents say to make them."""
-    deploy = tmp_path_factory.mktemp("kubernetes") / "deploy"
-    ignored = shutil.ignore_patterns("secrets")
-    shutil.copytree(ROOT / "deploy", deploy, ignore=ignored)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command = [str(deploy / "kubernetes" / "secrets.sh")]
-    subprocess.run(command, check=True, env=os.environ | {"PATH": path}, stdout=subprocess.DEVNULL)
-    again = subprocess.run(command, check=False, stderr=subprocess.PIPE)
+    """A copy of the manifests with secrets, which are chosen once."""
+    home = copy_with_secrets(tmp_path_factory.mktemp("kubernetes"))
+    again = subprocess.run([str(home / "secrets.sh")], check=False, stderr=subprocess.PIPE)
     assert (again.returncode, b"in use" in again.stderr) == (1, True)
-    return deploy / "kubernetes"
+    return home
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,10 @@
 """What the manifests of `deploy/kubernetes` hold, by overlay."""
 
 import base64
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -10,6 +14,16 @@ from tests.deploy.kustomize import WORKLOADS, Document, by_name
 ROOT: Final = Path(__file__).parents[2]
 OVERLAYS: Final = ("cpu", "gpu")
 Overlays = dict[str, list[Document]]
+
+
+def copy_with_secrets(folder: Path) -> Path:
+    """Copy the manifests, make secrets as the documents say to, and return where they are."""
+    deploy = folder / "deploy"
+    shutil.copytree(ROOT / "deploy", deploy, ignore=shutil.ignore_patterns("secrets"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = [str(deploy / "kubernetes" / "secrets.sh")]
+    subprocess.run(command, check=True, env=os.environ | {"PATH": path}, stdout=subprocess.DEVNULL)
+    return deploy / "kubernetes"
 
 
 def every(overlays: Overlays, *kinds: str) -> list[tuple[str, Document]]:

@@ -5,7 +5,6 @@ The roles have the arguments, the variables, the users and the writable places o
 """
 
 import contextlib
-import copy
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from typing import Final
 import httpx
 import pytest
 
+from embedfarm.contract.settings import DEFAULT_MODEL
 from embedfarm.contract.systemd_notify import ALIVE_FILE
 from tests.deploy.kustomize import Document
 from tests.deploy.manifests import Overlays, containers, variables
@@ -32,9 +32,11 @@ set -eu
 mount -t tmpfs tmpfs /mnt
 for place in models jobs data keys; do
   mkdir /mnt/$place
+  # As the cluster does for `fsGroup`.
+  chgrp "$GROUP_ID" "$SHARED/$place"
+  chmod 2775 "$SHARED/$place"
   mount --bind "$SHARED/$place" /mnt/$place
 done
-mount --bind -o remount,ro,bind /mnt/keys
 for place in $READ_ONLY; do mount -o remount,ro,bind /mnt/$place; done
 mount -t tmpfs -o size=64m tmpfs /dev/shm
 mount -t tmpfs tmpfs /tmp
@@ -48,15 +50,19 @@ while read -r _ place kind _; do
   mount -o remount,ro,bind "$place"
 done < /proc/self/mounts
 if touch "$CLOSED" 2> /dev/null; then echo "$CLOSED can be written"; exit 3; fi
-exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"
+# Reading all there is, which a checkout in somebody's home takes, is no writing.
+reads=-all,+dac_read_search
+exec setpriv --reuid "$USER_ID" --regid "$GROUP_ID" --clear-groups --no-new-privs \
+  --inh-caps=$reads --ambient-caps=$reads --bounding-set=$reads "$@"
 """
 
 
 @contextlib.contextmanager
 def pod(
-    container: Document, given: dict[str, str], shared: Path, log: Path
+    spec: Document, given: dict[str, str], words: list[str], shared: Path, log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a container of the manifests in a mount namespace of its own."""
+    """Run the container of a pod in a mount namespace of its own, as the pod's user."""
+    (container,) = spec["containers"]
     unshare = shutil.which("unshare")
     assert unshare, "unshare is missing: install the package util-linux"
     program = str(Path(sys.executable).parent / "embedfarm")
@@ -68,9 +74,11 @@ def pod(
         "SHARED": str(shared),
         "READ_ONLY": " ".join(closed),
         "CLOSED": str(Path(__file__).parent / "closed"),
+        "USER_ID": str(spec["securityContext"]["runAsUser"]),
+        "GROUP_ID": str(spec["securityContext"]["fsGroup"]),
         **given,
     }
-    command = [unshare, "--mount", "sh", "-c", CONFINE, "sh", program, *container["args"]]
+    command = [unshare, "--mount", "sh", "-c", CONFINE, "sh", program, *words]
     with (
         log.open("wb") as said,
         subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process,
@@ -92,33 +100,38 @@ def _began(process: subprocess.Popen[bytes], alive: Path) -> bool:
 
 
 @pytest.mark.system
-def test_a_farm_works_confined(overlays: Overlays, home: Path, port: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["null:16", pytest.param(DEFAULT_MODEL, marks=pytest.mark.slow)])
+def test_a_farm_works_confined(
+    overlays: Overlays, home: Path, port: int, tmp_path: Path, model: str
+) -> None:
     """A job by HTTP is done by pods that can write nowhere else, and each drains at SIGTERM."""
     found, web_port = overlays["cpu"], free_port()
     for name in PLACES:
         (tmp_path / name[1:]).mkdir()
     shutil.copy(home / "base" / "secrets" / "keys", tmp_path / "keys")
+    (tmp_path / "keys" / "keys").chmod(0o644)  # as the cluster mounts secrets
     secrets = (home / "base" / "secrets" / "http").read_text().split()
     key = secrets[secrets.index("admin") + 1]
     with contextlib.ExitStack() as stack:
         processes: dict[str, subprocess.Popen[bytes]] = {}
-        for _, _, container in containers({"cpu": copy.deepcopy(found)}):
+        for _, spec, container in containers({"cpu": found}):
             if (role := container["name"]) != "valkey":
-                given = variables(found, container) | {"EMBEDFARM_MODELS": '["null:16"]'}
+                given = variables(found, container) | {"EMBEDFARM_MODELS": f'["{model}"]'}
                 assert given[ALIVE_FILE] == "/tmp/alive"  # noqa: S108 -- in the pod
                 given = {name: place(value, port) for name, value in given.items()}
-                container["args"] = [
-                    str(web_port) if word == "8080" else word for word in container["args"]
-                ]
+                words = [str(web_port) if word == "8080" else word for word in container["args"]]
                 log = tmp_path / f"{role}.log"
-                processes[role] = stack.enter_context(pod(container, given, tmp_path, log))
+                processes[role] = stack.enter_context(pod(spec, given, words, tmp_path, log))
         for role, process in processes.items():
             alive = Path(f"/proc/{process.pid}/root/tmp/alive")
             wait_until(partial(_began, process, alive), 60)
             assert process.poll() is None, (tmp_path / f"{role}.log").read_text()
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            assert re.search(r"^Uid:\t10001\t", status, re.MULTILINE), role
+            assert re.search(r"^CapEff:\t0{15}4$", status, re.MULTILINE), role  # it may read
         headers = {"authorization": f"Bearer {key}"}
         with httpx.Client(base_url=f"http://127.0.0.1:{web_port}", headers=headers) as web:
-            answer = web.post("/v1/jobs", json={"texts": ["one", "two"], "model": "null:16"})
+            answer = web.post("/v1/jobs", json={"texts": ["one", "two"], "model": model})
             assert answer.is_success, answer.text
             job = answer.json()["job"]
             wait_until(lambda: web.get(f"/v1/jobs/{job}").json()["state"] == "finished", 60)

@@ -27,7 +27,7 @@ SCRIPTS: Final = [
     ROOT / "deploy" / "kubernetes" / "secrets.sh",
     ROOT / ".ci" / "run",
 ]
-CHUNKS: Final = 1200
+CHUNKS: Final = 800
 # Slurm's own start the command on the hosts of the task, and put the task into the queue again.
 STANDING_IN: Final = {
     "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
