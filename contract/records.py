@@ -413,7 +413,7 @@ class Decision(Record):
 
     Attributes:
         time: Unix time of the decision in seconds.
-        seconds: Seconds that the decision took, without the time to explain it.
+        seconds: Seconds from the look at the farm to the publication of the plans.
         passes: Names of the passes, in their order.
         notes: What each pass did, as pairs of its name and a text, which calls workers and jobs by
             their names and ids.
@@ -445,8 +445,9 @@ class SchedulerStats(Record):
         passes: Names of the active passes, in their order.
         dropped: Errors of passes that raised one and are left out since, by pass.
         decisions: Number of decisions since the scheduler became active.
-        decision_seconds_mean: Mean time of recent decisions.
-        decision_seconds_p99: 99th percentile of the time of recent decisions.
+        decision_seconds_mean: Mean time of recent decisions, from the look at the farm to the
+            publication of the plans.
+        decision_seconds_p99: 99th percentile of the same times.
         micro_batches: Number of micro-batches since the scheduler became active.
         tokens: Tokens of the micro-batches since the scheduler became active.
         micro_batch_seconds_mean: Mean time of recent micro-batches.

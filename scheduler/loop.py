@@ -145,18 +145,18 @@ class Scheduler:
 
     def _decide(self) -> bool:
         """Plan for all workers; False when another scheduler has taken over."""
-        state = self._observer.look()
         began = time.perf_counter()
+        state = self._observer.look()
         draft = self._draft(state)
-        seconds = time.perf_counter() - began
         now = time.monotonic()
-        self._statistics.decided(state, seconds, now)
         plans = plans_of(self._to_publish(draft, now), self.fence)
         wake = self._idle_with_news(draft)
         if not self.farm.plans.publish(plans, self.fence, self.settings.plan_ttl_seconds, wake):
             log.warning("fenced: another scheduler is active")
             self.fence = 0
             return False
+        seconds = time.perf_counter() - began
+        self._statistics.decided(state, seconds, now)
         self._shares = draft.shares
         self._observer.copies.told(draft.shares)
         seen = self._observer
