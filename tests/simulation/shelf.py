@@ -142,6 +142,7 @@ class Shelf:
     _loads: int = 0
     _swaps: list[str] = field(default_factory=list)
     _refusals: dict[tuple[str, str], bool] = field(default_factory=dict)  # whether they last
+    _lasting: set[tuple[str, str]] = field(default_factory=set)  # all that were said to last
 
     # What there is.
 
@@ -307,6 +308,7 @@ class Shelf:
         """
         role, passes = self.role(), isinstance(error, ModelUnavailable)
         self._refusals[role, what] = not passes
+        self._lasting |= set() if passes else {(role, what)}
         if model not in self.titles:
             return
         ill = self.ill(model, role)
@@ -316,9 +318,13 @@ class Shelf:
             self.fail(f"{role} says {reason!r} of {error!r}")
 
     def given_up(self, what: str, workers: Sequence[Heartbeat]) -> None:
-        """See that all live workers, as who gives something up knows them, refuse it for good."""
+        """See that all live workers, as who gives something up knows them, refuse it for good.
+
+        A server that has lost what a worker said last has again what it said before.
+        """
         roll = [role_of(beat.worker) for beat in workers]
-        others = [role for role in roll if not self._refusals.get((role, what))]
+        lost = self._lasting if self.forgets() else set()
+        others = [r for r in roll if not self._refusals.get((r, what)) and (r, what) not in lost]
         if others or not roll:
             self.fail(f"{what} is given up, not refused for good by {others or 'anybody'}")
 

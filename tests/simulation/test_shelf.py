@@ -145,3 +145,18 @@ def test_nothing_is_given_up_that_somebody_may_take(stocked: Stocked) -> None:
         "job is given up, not refused for good by ['worker-1']",
         "job is given up, not refused for good by anybody",
     ]
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_server_may_bring_a_refusal_for_good_back(stocked: Stocked, forgets: bool) -> None:  # noqa: FBT001 # a parameter
+    """Where it loses what a worker said last, a job is given up for what that said before."""
+    shelf = stocked.shelf
+    shelf.forgets = lambda: forgets
+    shelf.ill(A, "worker-0").never = True
+    beat = Heartbeat(worker="vm:cpu-0", incarnation="", host="", pid=1, device="", state="idle")
+    found = stocked.do(
+        lambda: shelf.refused("job", A, ModelError("no"), "no"),
+        lambda: shelf.refused("job", A, NoRoom("full"), "not now: full"),
+        lambda: shelf.given_up("job", [beat]),
+    )
+    assert bool(found) is not forgets
