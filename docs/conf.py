@@ -79,7 +79,13 @@ CONTENTS: Final = {
         "docs/scheduling",
         "docs/runbook",
     ],
-    "What it is worth": ["docs/performance", "docs/gpu", "docs/clients", "docs/reliability"],
+    "What it is worth": [
+        "docs/performance",
+        "docs/scale",
+        "docs/gpu",
+        "docs/clients",
+        "docs/reliability",
+    ],
     "How it is made": [
         "docs/architecture",
         "docs/glossary",
