@@ -126,6 +126,14 @@ build/checkov/installed: tests/deploy/checkov.txt
 	build/checkov/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
+build/slurm/usr:
+	mkdir -p build/slurm
+	cd build/slurm && apt-get download -qq slurmctld slurmd slurm-client slurm-wlm-basic-plugins libmunge2 libhwloc15 liblua5.1-0
+	for package in build/slurm/*.deb; do dpkg -x $$package build/slurm; done
+
+slurm: .venv/installed-dev build/slurm/usr ## The array job of deploy/slurm on a real Slurm of one node, from Debian's packages; as root.
+	$(BIN)/python -m tests.slurm_cluster
+
 policies: .venv/installed-dev build/checkov/installed ## Another linter's policies on the manifests of Kubernetes.
 	$(BIN)/python -m tests.deploy
 
@@ -138,4 +146,4 @@ bench-gpu: .venv/installed-dev ## The farm on this machine's GPU, and models tha
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients policies endpoint bench-peers bench-scheduling simulate week clean
+.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients slurm policies endpoint bench-peers bench-scheduling simulate week clean
