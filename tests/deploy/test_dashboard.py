@@ -15,13 +15,14 @@ import httpx
 import pytest
 import yaml
 
-from tests.deploy.kustomize import Document
+from tests.deploy.kustomize import Document, by_name
 from tests.deploy.manifests import ROOT, Overlays, every
 from tests.farm.farm_of_all_roles import MODEL, whole_farm
 from tests.support import LiveServer, free_port, wait_until
 
 DASHBOARD: Final = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text("utf-8"))
 CONFIGURATION: Final = ROOT / "deploy" / "prometheus.yml"
+IN_CLUSTER: Final = ROOT / "deploy" / "kubernetes" / "prometheus.yml"
 SLOW: Final = f"{MODEL}:10000"
 SCRAPE: Final = "500ms"
 INTERVAL: Final = "5s"
@@ -201,16 +202,28 @@ def test_workers_come_and_go_with_the_backlog(
 
 
 @pytest.mark.system
-def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [CONFIGURATION, IN_CLUSTER], ids=["deploy", "kubernetes"])
+def test_prometheus_takes_its_configuration(tmp_path: Path, path: Path) -> None:
     """Prometheus' own tool takes the configuration, once the file of the key is there."""
     key = tmp_path / "key"
     key.touch()
-    text = CONFIGURATION.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     text = text.replace("/etc/prometheus/embedfarm.key", str(key))
-    for name in ("prometheus.yml", "alerts.yaml"):
-        shutil.copy(CONFIGURATION.parent / name, tmp_path)
+    shutil.copy(CONFIGURATION.parent / "alerts.yaml", tmp_path)
     (tmp_path / "prometheus.yml").write_text(text, encoding="utf-8")
     command = [program("promtool"), "check", "config", str(tmp_path / "prometheus.yml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(key) in text
+
+
+def test_prometheus_finds_the_replicas(overlays: Overlays) -> None:
+    """The name that Prometheus in the cluster asks for is that of a service without an address."""
+    (job,) = yaml.safe_load(IN_CLUSTER.read_text(encoding="utf-8"))["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    name, namespace, *_ = found["names"][0].split(".")
+    for documents in overlays.values():
+        spec = by_name(documents)["Service", name]["spec"]
+        assert spec["clusterIP"] == "None"
+        assert [port["port"] for port in spec["ports"]] == [found["port"]]
+        assert by_name(documents)["Namespace", namespace]

@@ -304,6 +304,8 @@ def test_selectors_select(overlays: Overlays) -> None:
                 chosen = [key for key, own in labels.items() if wanted.items() <= own.items()]
                 if each["kind"] == "NetworkPolicy":
                     assert chosen, each["metadata"]
+                elif each["kind"] == "Service":
+                    assert len(chosen) == 1, each["metadata"]
                 else:
                     assert chosen == [f"{name}/{each['metadata']['name']}"]
 
