@@ -15,7 +15,7 @@ from tests.support import LiveServer, wait_until
 from tests.web.test_advice_figures import backlog, remember
 from tests.web.test_gate import served
 
-KIND = "NVIDIA L4, 22 GiB"
+KIND = "l4"  # as the manifests name it by EMBEDFARM_DEVICE_KIND
 
 
 @pytest.mark.system
