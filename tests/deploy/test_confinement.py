@@ -22,7 +22,7 @@ import pytest
 from embedfarm.contract.settings import DEFAULT_MODEL
 from embedfarm.contract.systemd_notify import ALIVE_FILE
 from tests.deploy.kustomize import Document
-from tests.deploy.manifests import Overlays, containers, variables
+from tests.deploy.manifests import ROOT, Overlays, containers, variables
 from tests.support import free_port, wait_until
 
 PLACES: Final = ("/models", "/jobs", "/data", "/keys")
@@ -37,9 +37,15 @@ for place in models jobs data keys; do
   chmod 2775 "$SHARED/$place"
   mount --bind "$SHARED/$place" /mnt/$place
 done
+mkdir /mnt/checkout
+mount --bind "$CHECKOUT" /mnt/checkout
 for place in $READ_ONLY; do mount -o remount,ro,bind /mnt/$place; done
 mount -t tmpfs -o size=64m tmpfs /dev/shm
 mount -t tmpfs tmpfs /tmp
+if [ ! -e "$CHECKOUT" ]; then # it was there
+  mkdir -p "$CHECKOUT"
+  mount --bind /mnt/checkout "$CHECKOUT"
+fi
 while read -r _ place kind _; do
   case $kind in
     proc | sysfs | devpts | mqueue | cgroup* | devtmpfs) continue ;;
@@ -73,7 +79,8 @@ def pod(
         "PATH": os.environ["PATH"],
         "SHARED": str(shared),
         "READ_ONLY": " ".join(closed),
-        "CLOSED": str(Path(__file__).parent / "closed"),
+        "CHECKOUT": str(ROOT),
+        "CLOSED": str(ROOT / "closed"),
         "USER_ID": str(spec["securityContext"]["runAsUser"]),
         "GROUP_ID": str(spec["securityContext"]["fsGroup"]),
         **given,
