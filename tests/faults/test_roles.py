@@ -6,6 +6,7 @@ A job ends complete whatever is lost: each index once, with the vector of its ow
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -171,8 +172,11 @@ def test_embed(server: LiveServer, client: redis.Redis, tmp_path: Path, proxy: P
         "ZREM": [LOST],
     }
     aim(proxy, aims)
-    with work(server, tmp_path):
-        embed(proxy, tmp_path, part_bytes_max=32_000)
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(embed, proxy, tmp_path, part_bytes_max=32_000)
+        proxy.wait_hit("BLPOP")  # there is no worker whose results it could have
+        with work(server, tmp_path):
+            done.result()
     for command in aims:
         proxy.wait_hit(command, 1)
     check_ended(client)
