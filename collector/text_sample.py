@@ -100,7 +100,7 @@ class TextSample:
             texts: Their texts.
             row: Index of the first of them.
         """
-        for at in np.flatnonzero(self._are_low(digests)).tolist() if self._size else ():
+        for at in np.flatnonzero(self._are_low(digests)).tolist():
             digest = digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
             if int.from_bytes(digest[:8]) > self._bound or len(texts[at]) > CHARACTERS_MAX:
                 continue
@@ -146,8 +146,8 @@ class TextSample:
             self._saved = kept
 
     def _are_low(self, digests: bytes) -> NDArray[np.bool_]:
-        """Tell which digests are low enough for the sample, shape (texts,)."""
-        return np.frombuffer(digests, KEY)[::2] <= np.uint64(self._bound)
+        """Tell which digests are low enough for the sample, shape (texts,); none if it has none."""
+        return (np.frombuffer(digests, KEY)[::2] <= np.uint64(self._bound)) & (self._size > 0)
 
     def _take(self, texts: Sequence[SampledText]) -> None:
         self._texts = {each.digest: each for each in texts}

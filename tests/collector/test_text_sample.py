@@ -85,6 +85,10 @@ def test_what_was_not_kept_is_read_again(tmp_path: Path) -> None:
     nothing = TextSample(tmp_path / "none.json", 0)
     assert nothing.recall("facts")
     nothing.keep(nothing.so_far("facts"))
+    add(nothing, ["0", "1"], [])
+    nothing.keep_vectors(result(0, 2), text_digests(["0", "1"]))
+    assert not nothing.texts
+    assert not nothing.vectors
     assert not (tmp_path / "none.json").exists()
 
 
