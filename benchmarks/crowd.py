@@ -11,6 +11,7 @@ a core of their own, so that the workers, which would be elsewhere, are not in t
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -173,7 +174,7 @@ def start(
     words = ["--first", str(first), "--count", str(end - first)]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.worker_crowd", *words],
-        env=dict(settings.environment()) | {"PATH": "/usr/bin:/bin"},
+        env=os.environ | settings.environment(),
     )
     stack.callback(process.wait)
     stack.callback(process.terminate)

@@ -240,7 +240,7 @@ class FarmClient(FarmKeys):
 
     def _seconds_left(self, statuses: Collection[JobStatus]) -> int:
         """Return the time that live workers need for what was sent: between 1 s and 1 h."""
-        tokens = sum(max(0, each.tokens_in - each.tokens_done) for each in statuses)
+        tokens = sum(each.tokens_left for each in statuses)
         speed = sum(beat.tokens_per_second for beat in self.workers())
         seconds = tokens / speed if speed else RETRY_SECONDS_MAX * min(1, tokens)
         return max(1, min(RETRY_SECONDS_MAX, math.ceil(seconds)))

@@ -195,6 +195,11 @@ class JobStatus:
         return self.state in OVER_STATES
 
     @property
+    def tokens_left(self) -> int:
+        """Tokens that were sent and are not embedded."""
+        return max(0, self.tokens_in - self.tokens_done)
+
+    @property
     def tokens_unsent(self) -> float:
         """Tokens that are expected to be sent still, 0 where nobody can tell.
 

@@ -20,7 +20,7 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:workers        zset    worker -> unix seconds last seen worker    -> all        1 h
     ef:{farm}:worker:<name>  hash    incarnation, Heartbeat           worker    -> all        6 s
     ef:{farm}:plan:<name>    string  Plan                             scheduler -> worker     5 s
-    ef:{farm}:wake:<name>    list    <= 1 item: plan changed, or stop scheduler -> worker     5 s
+    ef:{farm}:wake:<name>    list    <= 1 item: look at the plan       all       -> worker     5 s
     ef:{farm}:policy         string  Policy: the passes, if chosen    people    -> scheduler
     ef:{farm}:decisions      list    newest Decisions, capped         scheduler -> people
     ef:{farm}:stats          string  SchedulerStats                   scheduler -> people     60 s

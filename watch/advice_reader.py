@@ -253,7 +253,7 @@ def _read_job(answer: Any) -> tuple[JobSpec, JobStatus]:  # noqa: ANN401 # the s
 
 def _add(waiting: Waiting, spec: JobSpec, status: JobStatus, *, held: bool) -> None:
     """Count the tokens of a job that wait, or count the job among those that are left out."""
-    tokens = 0 if status.embedded else max(0, status.tokens_in - status.tokens_done)
+    tokens = 0 if status.embedded else status.tokens_left
     unsent = status.tokens_unsent
     waiting.estimated += status.moving and unsent > 0
     waiting.reading += status.moving and status.chunk_count < 0 and not status.chunks_expected

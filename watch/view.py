@@ -352,7 +352,7 @@ def compose(
         chunks_per_second=pace.chunks_per_second,
         rates=history.points,
         backlog_chunks=sum(job.chunks_to_embed for job in unfinished),
-        backlog_tokens=sum(max(0, job.tokens_in - job.tokens_done) for job in unfinished),
+        backlog_tokens=sum(job.tokens_left for job in unfinished),
         backlog_seconds=forecast_seconds(
             sum(map(real_tokens_left, moving)),
             [pace.tokens_per_second, *history.token_rates(situation.workers, at_work)],

@@ -36,8 +36,7 @@ def own_shares(
             continue
         if status.state not in {"open", "closed"} or not may:
             continue
-        waiting = max(0, status.tokens_in - status.tokens_done)
-        tokens = min(limit, waiting / 2)
+        tokens = min(limit, status.tokens_left / 2)
         yield JobShare(
             job=job.id,
             tokens=int(tokens),

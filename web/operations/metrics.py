@@ -181,7 +181,7 @@ def job_metrics(
     yield gauge("jobs", "Jobs that have not ended.", counts, "state")
     wanted = [job for job in jobs if not job.over]
     waiting = [job for job in wanted if job.blocks_in > job.blocks_done]
-    tokens = sum(job.tokens_in - job.tokens_done for job in waiting)
+    tokens = sum(job.tokens_left for job in waiting)
     chunks = sum(job.chunks_to_embed for job in waiting)
     age = max((now - job.created_ms / 1000 for job in waiting), default=0)
     stored = sum(job.result_bytes for job in jobs)
