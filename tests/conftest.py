@@ -1,12 +1,12 @@
 """Real servers for every test that needs one; a missing one fails, and never skips."""
 
+import faulthandler
 import fcntl
 import functools
 import gc
 import os
 import re
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from enum import IntEnum
@@ -131,7 +131,7 @@ def _shares_fixture(module: str) -> bool:
 def no_timer_is_left() -> Iterator[None]:
     """Stop the timer that a worker in this process leaves on for the end of its own."""
     yield
-    signal.setitimer(signal.ITIMER_PROF, 0)
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

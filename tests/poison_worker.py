@@ -5,6 +5,7 @@ exists, every text is harmless; while that of `EMBEDFARM_TEST_STUCK` does, the d
 nothing.
 """
 
+import ctypes
 import os
 import re
 import signal
@@ -30,9 +31,11 @@ MARKER: Final = "poison that "
 DEEDS: Final = ("raises", "kills", "hangs", "locks")
 
 
-def hold_lock() -> None:
-    """Let no other thread of this process run, for ages."""
-    re.match(r"(a+)+$", "a" * 64 + "b")
+def hold_lock(*, busy: bool = False) -> None:
+    """Let no other thread of this process run, for ages: at work, or in a wait for nothing."""
+    if busy:
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    ctypes.PyDLL(None).pause()
 
 
 class PoisonEngine(NullEngine):

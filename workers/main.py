@@ -20,7 +20,6 @@ from embedfarm.contract.systemd_notify import Notifier
 from embedfarm.workers import devices
 from embedfarm.workers.cores import bind
 from embedfarm.workers.engines.group import FORMED, Group
-from embedfarm.workers.watchdog import show_what_held_the_lock
 from embedfarm.workers.worker import Worker
 
 NAME_TAKEN: Final = 2  # a supervisor starts it no more, or the two would end each other in turn
@@ -40,7 +39,6 @@ def main() -> NoReturn:
     send_log(settings.redis_url, name_worker(arguments.device))
     stop = stop_when_asked()
     tracing.start(settings.traces, "worker")
-    show_what_held_the_lock()
     bind([int(core) for core in arguments.cores.split(",") if core])
     device = devices.pinned(arguments.device)
     if device.ranks > 1:

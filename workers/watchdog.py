@@ -2,13 +2,13 @@
 
 What may hang is watched while it runs. A thread of its own looks at it, and adds up the time for
 which this process really ran: one that was stopped, or a machine that slept, has missed nothing.
-Where not even that thread gets to run, because whatever hangs holds the interpreter's lock, the
-kernel's timer of processor time ends the process.
+Where not even that thread gets to run, because whatever hangs holds the interpreter's lock, a
+thread of the C library ends the process (`faulthandler`), whether the lock is held by work or by
+a wait. It goes by the clock, so that a process that was stopped for as long ends, too, when it
+goes on: its leases have long been others'.
 """
 
 import faulthandler
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +23,7 @@ HUNG_STATUS: Final = 70  # of a process that gave itself up; its supervisor star
 LOOK_SECONDS: Final = 0.5
 # What a look adds at most: whoever comes much later than that was not running in between.
 LOOK_SECONDS_MAX: Final = 2 * LOOK_SECONDS
+LOCKED_SECONDS_MIN: Final = 20 * LOOK_SECONDS  # a busy machine lets a thread wait for some seconds
 
 
 @dataclass(eq=False)
@@ -88,6 +89,10 @@ class Watchdog:
         """Return the most seconds that the loading of a model may take."""
         return self.settings.load_seconds_max
 
+    def lock_limit(self) -> float:
+        """Return the most seconds for which no thread may get the interpreter's lock."""
+        return max(self.bound(0.0), LOCKED_SECONDS_MIN)
+
     def look(self) -> Watched | None:
         """Count time; return the first one that has taken too long, None if none has."""
         watched = list(self._watched)
@@ -100,19 +105,14 @@ class Watchdog:
     def run(self, ended: threading.Event, give_up: Callable[[Watched], object]) -> None:
         """Look until `ended` is set, or until something has taken too long.
 
-        The kernel's timer stays on behind that: a thread that was left to itself may hold the
-        interpreter's lock later, and keep the process from its end.
+        Meanwhile, and from then on, this process is ended, with the stacks of all its threads on
+        its standard error, once no look has been had for `lock_limit()` seconds: a thread that was
+        left to itself may hold the interpreter's lock later, and keep the process from its end.
         """
-        processor_seconds = self.settings.hang_seconds * (os.cpu_count() or 1)
         while not ended.is_set():
-            signal.setitimer(signal.ITIMER_PROF, processor_seconds)
+            faulthandler.dump_traceback_later(self.lock_limit(), exit=True)
             late = self.look()
             if late is not None:
                 give_up(late)
                 return
             ended.wait(LOOK_SECONDS)
-
-
-def show_what_held_the_lock() -> None:
-    """Have the stacks of all threads written when the kernel's timer ends this process."""
-    faulthandler.register(signal.SIGPROF, chain=True)

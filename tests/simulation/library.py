@@ -8,7 +8,6 @@ import functools
 import importlib
 import importlib.util
 import math
-import signal
 import sys
 import time
 import types
@@ -330,8 +329,8 @@ def _simulated() -> dict[str, types.ModuleType]:
             "concurrent.futures", Future=Future, ThreadPoolExecutor=ThreadPoolExecutor
         ),
         "uuid": _module("uuid", uuid4=_uuid4),
-        # The kernel's timers know nothing of virtual time.
-        "signal": _module("signal", **(vars(signal) | {"setitimer": lambda *_: None})),
+        # What ends a process that is locked goes by the real clock.
+        "faulthandler": _module("faulthandler", dump_traceback_later=lambda *_, **__: None),
         # It changes nothing that can be seen, and takes most of the time of a run.
         "gc": _module("gc", collect=lambda generation=2: generation * 0, disable=lambda: None),
     }

@@ -7,11 +7,12 @@ import sys
 import threading
 from typing import Final
 
+import pytest
 import redis
 
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.watchdog import LOOK_SECONDS_MAX, Watchdog, Watched
+from embedfarm.workers.watchdog import LOCKED_SECONDS_MIN, LOOK_SECONDS_MAX, Watchdog, Watched
 from tests.support import LiveServer, wait_until
 from tests.workers.support import block_of, create_job
 
@@ -87,19 +88,32 @@ def test_it_looks_until_it_is_over() -> None:
 LOCKED_AT_ITS_END: Final = """
 import threading
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.watchdog import Watchdog
-from tests.poison_worker import hold_lock
+from embedfarm.workers import watchdog
+from tests import poison_worker
+vars(watchdog)["LOCKED_SECONDS_MIN"] = 0.5
 ended = threading.Event()
 threading.Timer(0.1, ended.set).start()
-Watchdog(Settings(hang_seconds=0.5)).run(ended, print)
-hold_lock()
+watchdog.Watchdog(Settings(hang_seconds=0.5, hang_factor=1)).run(ended, print)
+poison_worker.hold_lock(busy={busy})
 """
 
 
-def test_a_process_that_is_locked_at_its_end_is_ended() -> None:
-    """A stage that was left behind, and holds the interpreter's lock, does not keep the process."""
-    done = subprocess.run([sys.executable, "-c", LOCKED_AT_ITS_END], check=False, timeout=120)
-    assert done.returncode == -signal.SIGPROF
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_process_that_is_locked_at_its_end_is_ended(*, busy: bool) -> None:
+    """A stage that was left behind, and holds the interpreter's lock, does not keep the process.
+
+    It may be at work, or wait for something that never comes; the log says where.
+    """
+    command = [sys.executable, "-c", LOCKED_AT_ITS_END.format(busy=busy)]
+    done = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "in hold_lock" in done.stderr
+
+
+def test_a_loaded_machine_locks_nothing() -> None:
+    """However short the limits of a device batch are, threads may wait for the lock for seconds."""
+    assert Watchdog(Settings(hang_seconds=0.1, hang_factor=1)).lock_limit() == LOCKED_SECONDS_MIN
+    assert Watchdog(Settings()).lock_limit() > LOCKED_SECONDS_MIN
 
 
 def test_a_stopped_process_does_not_hang(server: LiveServer, client: redis.Redis) -> None:
