@@ -29,9 +29,10 @@ settings.load_profile("default")
 
 gc.disable()  # until all modules are imported, which stay
 
-# Models as small as those of tests lose by more threads, and by those that spin. Workers that tests
-# start have as many as their devices.
+# Models as small as those of tests lose by more threads. Workers that tests start have as many as
+# their devices: what these threads spin for, while they wait for one another, other tests lack.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A run syncs some hundred thousand files, and removes them: on a disk that is most of its time.
 # Processes of the run, and programs that tests start, find the place by the variable as well.
