@@ -23,6 +23,7 @@ HUNG_STATUS: Final = 70  # of a process that gave itself up; its supervisor star
 LOOK_SECONDS: Final = 0.5
 # What a look adds at most: whoever comes much later than that was not running in between.
 LOOK_SECONDS_MAX: Final = 2 * LOOK_SECONDS
+STANDARD_ERROR: Final = 2  # a file of Python's in its place may have no descriptor
 LOCKED_SECONDS_MIN: Final = 20 * LOOK_SECONDS  # a busy machine lets a thread wait for some seconds
 
 
@@ -110,7 +111,7 @@ class Watchdog:
         left to itself may hold the interpreter's lock later, and keep the process from its end.
         """
         while not ended.is_set():
-            faulthandler.dump_traceback_later(self.lock_limit(), exit=True)
+            faulthandler.dump_traceback_later(self.lock_limit(), exit=True, file=STANDARD_ERROR)
             late = self.look()
             if late is not None:
                 give_up(late)
