@@ -124,7 +124,7 @@ def test_a_task_works_drains_and_comes_again(server: LiveServer, tmp_path: Path)
     words = ["embed", corpus, "--out", tmp_path / "out", "--model", "null:16:10000"]
     with ThreadPoolExecutor(1) as pool, cluster.task() as first:
         embedding = pool.submit(run, *words, "--redis", server.url)
-        wait_until(lambda: farm.job_ids() and farm.job(farm.job_ids()[0]).status().chunks_done, 60)
+        wait_until(lambda: any(job.chunks_done for job in farm.statuses().values()), 60)
         first.terminate()  # as `--signal=B:TERM` does: the script alone
         assert first.wait(45) == 0, cluster.log()
         assert cluster.said.read_text() == "requeue 9_3\n"

@@ -133,6 +133,14 @@ class Embedding:
         """Return what the command has printed."""
         return (self.out.parent / "embed.log").read_text()
 
+    def parts(self) -> int:
+        """Return how many parts in Parquet its output has."""
+        return len(list(self.out.glob("part-*.parquet")))
+
+    def wait_for_parts(self, count: int) -> None:
+        """Wait until its output has so many parts, or the command has come to its end before."""
+        wait_until(lambda: self.parts() >= count or self.process.poll() is not None, 60)
+
     def kill(self) -> None:
         """End the command itself as a crash would; its children must notice by themselves."""
         self.process.kill()

@@ -19,7 +19,7 @@ from embedfarm.collector.output import Output
 from embedfarm.collector.text_digests import text_digests
 from embedfarm.contract.records import Result, text_checksums
 from tests.farm.harness import Embedding, manifest, null_vectors, run, texts_of, write_corpus
-from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, wait_for_parts
+from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS
 from tests.runs.test_columns import write as write_table
 
 TEXTS = list(texts_of(1000))
@@ -126,7 +126,7 @@ def test_links_survive_kills(tmp_path: Path, seed: int) -> None:
     words = (corpus, "--id-field", "id", *slow, "--reuse", base)
     for _ in range(2):
         embedding = Embedding((*words, "--by-reference"), out, SMALL_PARTS)
-        wait_for_parts(out, len(list(out.glob("part-*.parquet"))) + generator.randrange(1, 4))
+        embedding.wait_for_parts(embedding.parts() + generator.randrange(1, 4))
         embedding.kill()
     assert Embedding(words, out, SMALL_PARTS).wait() == 0
     check(out, corpus, texts)

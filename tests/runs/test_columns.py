@@ -19,7 +19,6 @@ from embedfarm.collector.column_rows import same_rows, take_rows
 from embedfarm.collector.search import search
 from tests.farm.harness import Embedding, manifest, null_vectors, run, texts_of
 from tests.runs.test_retry import fail_chunks
-from tests.support import wait_until
 
 DIMENSIONS = 16
 MODEL = ("--model", f"null:{DIMENSIONS}", "--devices", "cpu", "--workers", "1")
@@ -89,11 +88,6 @@ def check(out: Path, table: pa.Table, failed: Sequence[int] = ()) -> None:
     np.testing.assert_array_equal(matrix, null_vectors(texts, DIMENSIONS))
 
 
-def wait_for_parts(out: Path, count: int) -> None:
-    """Wait until so many parts of an output are there."""
-    wait_until(lambda: len(list(out.glob("part-*.parquet"))) >= count, 60)
-
-
 def test_all_columns_are_kept(tmp_path: Path, corpus: Path) -> None:
     """Every column comes out in its type, row by row, also nested ones, dictionaries and NaN."""
     out = tmp_path / "out"
@@ -146,8 +140,7 @@ def test_columns_survive_kills(tmp_path: Path, corpus: Path, seed: int) -> None:
     words = (corpus, "--keep", "all", "--model", f"null:{DIMENSIONS}:30000", *MODEL[2:])
     for _ in range(3):
         embedding = Embedding(words, out, SMALL_PARTS)
-        before = len(list(out.glob("part-*.parquet")))
-        wait_for_parts(out, before + generator.randrange(1, 4))
+        embedding.wait_for_parts(embedding.parts() + generator.randrange(1, 4))
         embedding.kill()
     assert Embedding(words, out, SMALL_PARTS).wait() == 0
     check(out, table)
@@ -158,7 +151,7 @@ def test_other_columns_than_those_on_disk(tmp_path: Path, corpus: Path) -> None:
     out, table = tmp_path / "out", pq.read_table(corpus)
     slow = ("--model", f"null:{DIMENSIONS}:20000", *MODEL[2:])
     embedding = Embedding((corpus, "--keep", "weight,made", *slow), out, SMALL_PARTS)
-    wait_for_parts(out, 2)
+    embedding.wait_for_parts(2)
     embedding.kill()
     words = ("embed", corpus, "--out", out, *slow)
     other = run(*words, "--keep", "weight", environment=SMALL_PARTS)
@@ -273,7 +266,7 @@ def test_columns_of_text_survive_kills_and_retries(tmp_path: Path, form: str) ->
     words = (corpus, *keep, "--on-bad-row", "skip", *slow)
     for parts in (2, 5):
         embedding = Embedding(words, out, SMALL_PARTS)
-        wait_for_parts(out, parts)
+        embedding.wait_for_parts(parts)
         embedding.kill()
     assert Embedding(words, out, SMALL_PARTS).wait() == 0
     good = [n for n in range(COUNT) if n % 50 != 7]

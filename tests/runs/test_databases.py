@@ -14,7 +14,7 @@ from embedfarm.collector.column_rows import same_rows
 from embedfarm.producer.readers import CorpusError, CorpusOptions, fail_on_bad_row, read_corpus
 from embedfarm.producer.readers.kept_columns import find_columns
 from tests.farm.harness import Embedding, null_vectors, run
-from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, kept, wait_for_parts
+from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, kept
 from tests.stores.servers import PostgresServer
 
 COUNT = 1500
@@ -79,7 +79,7 @@ def test_a_killed_command_goes_on(tmp_path: Path, database: str) -> None:
     )
     slow = ("--model", f"null:{DIMENSIONS}:20000", *MODEL[2:])
     embedding = Embedding((database, *reading, *slow), out, SMALL_PARTS)
-    wait_for_parts(out, 2)
+    embedding.wait_for_parts(2)
     embedding.kill()
     words = ("embed", database, *reading, *slow, "--out", out)
     change(database, "UPDATE docs SET price = -1 WHERE id = 3")

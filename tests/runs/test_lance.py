@@ -25,7 +25,7 @@ from embedfarm.producer.readers.fields import ColumnQueue
 from embedfarm.producer.readers.kept_columns import find_columns
 from embedfarm.runs.request import same_version
 from tests.farm.harness import Embedding, manifest, null_vectors, run, texts_of
-from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, check, kept, wait_for_parts
+from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, check, kept
 from tests.runs.test_retry import fail_chunks
 
 COUNT = 1500
@@ -78,7 +78,7 @@ def test_a_killed_command_goes_on_with_its_version(tmp_path: Path, dataset: Path
     out, table = tmp_path / "out", table_of()
     words = (dataset, "--keep", "n,doc", *SLOW)
     embedding = Embedding(words, out, SMALL_PARTS)
-    wait_for_parts(out, 2)
+    embedding.wait_for_parts(2)
     embedding.kill()
     lance.write_dataset(table_of(COUNT + 70).slice(COUNT), dataset, mode="append")
     changing = lance.dataset(dataset)
@@ -125,7 +125,7 @@ def test_a_version_that_is_gone(tmp_path: Path, dataset: Path) -> None:
     """A command whose version was cleaned up says so, and embeds nothing of another one."""
     out = tmp_path / "out"
     embedding = Embedding((dataset, *SLOW), out, SMALL_PARTS)
-    wait_for_parts(out, 2)
+    embedding.wait_for_parts(2)
     embedding.kill()
     lance.write_dataset(table_of(10), dataset, mode="overwrite")
     lance.dataset(dataset).cleanup_old_versions(timedelta(0))
