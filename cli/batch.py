@@ -75,7 +75,7 @@ def _plan(source: Path, out: Path, model: str, settings: Settings) -> "Counts":
     Raises:
         CorpusError: None of the requests can be done, or they are too many.
     """
-    from embedfarm.collector.durable_files import replacing
+    from embedfarm.contract.durable_files import replacing
     from embedfarm.ingest.openai_batches import Counts, Planner, plan, refuse_all_bad
 
     if (out / PLAN).exists():
@@ -146,8 +146,8 @@ def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "JobCancel
 def _assemble(out: Path, model: str, settings: Settings) -> "Tally":
     """Write what has come of each request into one of two files."""
     from embedfarm.collector.batch_answers import assemble, read_chunks
-    from embedfarm.collector.durable_files import replacing
     from embedfarm.collector.output_reader import NotBegun, OutputReader
+    from embedfarm.contract.durable_files import replacing
     from embedfarm.runs.own_job import read_own_job
 
     with (

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedfarm.collector.digest_index import NOWHERE, DigestIndex
-from embedfarm.collector.durable_files import replacing, sha256_of, whole
 from embedfarm.collector.manifest import CHANGES_FILE, Changes
 from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.text_digests import DIGEST_BYTES, DIGESTS_FILE, text_digests
+from embedfarm.contract.durable_files import replacing, sha256_of, whole
 
 KINDS: Final = ("same", "moved", "changed", "added", "removed")
 SAME, MOVED, CHANGED, ADDED, REMOVED = range(len(KINDS))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from embedfarm.collector.durable_files import remove_temporaries, replacing, sync_directory
 from embedfarm.collector.manifest import (
     ERRORS_FILE,
     STATE_DIRECTORY,
@@ -20,6 +19,7 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.output_directory import State, list_output_files, locked, read_state
 from embedfarm.collector.sinks import ColumnSink, keeps_columns, open_sink
 from embedfarm.collector.sinks.part_rows import spread
+from embedfarm.contract.durable_files import remove_temporaries, replacing, sync_directory
 
 ORIGIN_FILE = "export.json"
 

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from embedfarm.collector.durable_files import ByteRange, read_pieces, replacing, sync
 from embedfarm.collector.manifest import Failure, Layout, OutputError, Part, WorkerFigures
 from embedfarm.collector.source_check import Mark
+from embedfarm.contract.durable_files import ByteRange, read_pieces, replacing, sync
 
 
 class JournalError(OutputError):

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.collector.digest_index import NOWHERE, DigestIndex
-from embedfarm.collector.durable_files import read_pieces, sha256_of, whole
 from embedfarm.collector.manifest import (
     OWN,
     Manifest,
@@ -26,6 +25,7 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.output import Output
 from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.text_digests import DIGEST_BYTES, DIGESTS_FILE
+from embedfarm.contract.durable_files import read_pieces, sha256_of, whole
 from embedfarm.contract.records import ChunkError, Result
 
 OUTPUT: Final = 1 << 40  # places of one output; the next output has the next so many

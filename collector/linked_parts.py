@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from embedfarm.collector.column_rows import same_rows
-from embedfarm.collector.durable_files import sha256_of, sync_directory
 from embedfarm.collector.manifest import Layout, Manifest, OutputError, Part, Written
 from embedfarm.collector.sinks import ColumnSink, PartRows, open_sink
 from embedfarm.collector.source_check import names_sha256
 from embedfarm.collector.text_digests import DIGEST_BYTES, DIGESTS_FILE
+from embedfarm.contract.durable_files import sha256_of, sync_directory
 
 LINKABLE: Final = ("parquet", "jsonl")
 """Formats with a file for each part."""

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from embedfarm.collector.durable_files import ByteRange, replacing, sync_directory
 from embedfarm.collector.id_digests import RepeatedIds
 from embedfarm.collector.text_digests import DIGESTS_FILE
 from embedfarm.contract.canaries import Canaries
+from embedfarm.contract.durable_files import ByteRange, replacing, sync_directory
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.formatting import HOUR
 from embedfarm.contract.spending import Spent

@@ -14,13 +14,6 @@ from typing import Any, Final, Self
 import msgspec
 
 from embedfarm.collector.column_spool import ColumnSpool
-from embedfarm.collector.durable_files import (
-    remove_temporaries,
-    replacing,
-    sha256_of,
-    sync_directory,
-    whole,
-)
 from embedfarm.collector.id_digests import IdDigests
 from embedfarm.collector.journal import Journal, JournalLine
 from embedfarm.collector.linked_parts import LinkedParts
@@ -55,6 +48,13 @@ from embedfarm.collector.sinks import (
 )
 from embedfarm.collector.source_check import Mark
 from embedfarm.collector.text_digests import DIGEST_BYTES, DIGESTS_FILE
+from embedfarm.contract.durable_files import (
+    remove_temporaries,
+    replacing,
+    sha256_of,
+    sync_directory,
+    whole,
+)
 from embedfarm.contract.records import Result
 
 IDS_FILE: Final = "ids"

@@ -11,12 +11,6 @@ from typing import Any, Final
 
 import msgspec
 
-from embedfarm.collector.durable_files import (
-    TEMPORARY_SUFFIX,
-    make_directories,
-    replacing,
-    sync_directory,
-)
 from embedfarm.collector.manifest import (
     CHANGES_FILE,
     MANIFEST_FILE,
@@ -28,6 +22,12 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.request_comparison import compare_requests
 from embedfarm.collector.sinks import UnknownSink, sink_kind, sink_names
 from embedfarm.collector.text_digests import DIGESTS_FILE
+from embedfarm.contract.durable_files import (
+    TEMPORARY_SUFFIX,
+    make_directories,
+    replacing,
+    sync_directory,
+)
 
 REQUEST_FILE: Final = "job.json"
 JOURNAL_FILE: Final = "parts.jsonl"

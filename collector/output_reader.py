@@ -8,7 +8,6 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from embedfarm.collector.durable_files import last_line, ordered_lines
 from embedfarm.collector.journal import JournalLine
 from embedfarm.collector.manifest import (
     ERRORS_FILE,
@@ -23,6 +22,7 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.output_directory import JOURNAL_FILE, State, read_request, read_state
 from embedfarm.collector.result_span import failures_of, gather, layout_of
 from embedfarm.collector.sinks import PartRows, Sink, open_sink
+from embedfarm.contract.durable_files import last_line, ordered_lines
 from embedfarm.contract.records import Result
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedfarm.collector.column_rows import take_rows
-from embedfarm.collector.durable_files import replacing, sha256_of, sync_directory, whole
 from embedfarm.collector.manifest import (
     DECIDED,
     ERRORS_FILE,
@@ -29,6 +28,7 @@ from embedfarm.collector.manifest import (
     write_manifest,
 )
 from embedfarm.collector.sinks import ColumnSink, KeptColumns, PartRows, Vectors, open_sink
+from embedfarm.contract.durable_files import replacing, sha256_of, sync_directory, whole
 
 STAGED: Final = f"{STATE_DIRECTORY}/staged"
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from embedfarm.collector.durable_files import sync, sync_directory
+from embedfarm.contract.durable_files import sync, sync_directory
 
 
 class RowFile:

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from embedfarm.collector.durable_files import replacing, sha256_of, sync_directory, whole
 from embedfarm.collector.manifest import SAMPLE_FILE, OutputError, SampleList
 from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.sinks.arrow_columns import numbers, strings
 from embedfarm.collector.text_sample import SampledText, TextSample
+from embedfarm.contract.durable_files import replacing, sha256_of, sync_directory, whole
 
 
 class SampledVectors(NamedTuple):

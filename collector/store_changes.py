@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedfarm.collector.changes import ADDED, CHANGED, KINDS, REMOVED
-from embedfarm.collector.durable_files import sha256_of, whole
 from embedfarm.collector.manifest import (
     CHANGES_FILE,
     Changes,
@@ -24,6 +23,7 @@ from embedfarm.collector.manifest import (
 from embedfarm.collector.sinks.part_rows import PartRows
 from embedfarm.collector.store_journal import StoreJournal, confirmed_part
 from embedfarm.collector.stores.address import StoreAddress
+from embedfarm.contract.durable_files import sha256_of, whole
 
 NAMES_AT_A_TIME: Final = 10_000
 

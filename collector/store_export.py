@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.collector.digest_index import NOWHERE, DigestIndex
-from embedfarm.collector.durable_files import sha256_of
 from embedfarm.collector.manifest import Manifest, OutputError, Part
 from embedfarm.collector.output_reader import Chunks, OutputReader
 from embedfarm.collector.request_comparison import describe_differences
@@ -49,6 +48,7 @@ from embedfarm.collector.stores.store import (
     shape_of,
 )
 from embedfarm.collector.text_digests import text_digests
+from embedfarm.contract.durable_files import sha256_of
 
 Others: TypeAlias = Literal["refuse", "keep", "delete"]
 

@@ -8,11 +8,11 @@ from typing import Final, Self
 
 import msgspec
 
-from embedfarm.collector.durable_files import replacing, sync
 from embedfarm.collector.manifest import Part
 from embedfarm.collector.output_directory import OutputBusy, locked
 from embedfarm.collector.stores.address import StoreAddress
 from embedfarm.collector.stores.store import StoreError
+from embedfarm.contract.durable_files import replacing, sync
 
 STORES_DIRECTORY: Final = "_stores"
 JOURNAL_FILE: Final = "confirmed.jsonl"

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.text_digests import DIGEST_BYTES
+from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.records import Result
 
 CHARACTERS_MAX: Final = 8192  # of a text that may be in a sample

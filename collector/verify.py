@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.collector.durable_files import sha256_of, whole
 from embedfarm.collector.manifest import (
     CHECKSUM_BYTES,
     ERRORS_FILE,
@@ -27,6 +26,7 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.output_directory import list_output_files
 from embedfarm.collector.sinks import PartError, Sink, Vectors, open_sink
+from embedfarm.contract.durable_files import sha256_of, whole
 from embedfarm.contract.records import Rows, text_checksums
 
 

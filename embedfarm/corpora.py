@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import STATE_DIRECTORY
+from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.private_directories import make_private
 from embedfarm.producer.readers import CorpusError, CorpusOptions
 from embedfarm.producer.readers.fields import ALL

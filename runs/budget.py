@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import STATE_DIRECTORY
+from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.private_directories import make_private

@@ -14,17 +14,17 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from embedfarm.collector.durable_files import (
+from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest, OutputError, read_manifest
+from embedfarm.collector.output_directory import locked
+from embedfarm.collector.output_reader import OutputReader
+from embedfarm.collector.source_check import PrefixCheck
+from embedfarm.contract.durable_files import (
     make_directories,
     remove_temporaries,
     replacing,
     sha256_of,
     whole,
 )
-from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest, OutputError, read_manifest
-from embedfarm.collector.output_directory import locked
-from embedfarm.collector.output_reader import OutputReader
-from embedfarm.collector.source_check import PrefixCheck
 from embedfarm.contract.records import text_checksums
 from embedfarm.contract.settings import Settings
 from embedfarm.producer.readers import BadRow, CorpusError, CorpusOptions, Cursor, look_at

@@ -7,7 +7,6 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from embedfarm.collector.durable_files import sync_directory
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest
 from embedfarm.collector.output_directory import (
     JOURNAL_FILE,
@@ -23,6 +22,7 @@ from embedfarm.contract.broker import (
     closing_client,
     persist,
 )
+from embedfarm.contract.durable_files import sync_directory
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import BlocksLost
 from embedfarm.contract.settings import Settings

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import STATE_DIRECTORY
 from embedfarm.contract.canaries import Canaries
+from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.status import JobGone

@@ -5,8 +5,8 @@ import uuid
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import OutputError
+from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.status import JobGone
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedfarm.collector.column_spool import ColumnSpool
-from embedfarm.collector.durable_files import replacing
 from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
     Manifest,
@@ -26,6 +25,7 @@ from embedfarm.collector.sinks import ColumnSink, open_sink
 from embedfarm.collector.sinks.arrow_columns import strings
 from embedfarm.collector.source_check import PrefixCheck
 from embedfarm.contract.broker import closing_client
+from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import text_checksums

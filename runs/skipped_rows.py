@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from embedfarm.collector.durable_files import sync
+from embedfarm.contract.durable_files import sync
 from embedfarm.producer.readers import BadRow
 from embedfarm.runs.disk_room import with_room
 

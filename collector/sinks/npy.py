@@ -13,15 +13,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.collector.durable_files import (
+from embedfarm.collector.manifest import IDS_FILE, Failure, Layout, Part, Written, read_failures
+from embedfarm.collector.sinks.part_rows import Matrix, PartError, PartRows, Vectors, check_layout
+from embedfarm.contract.durable_files import (
     HashingFile,
     replacing,
     sha256_of,
     sync,
     sync_directory,
 )
-from embedfarm.collector.manifest import IDS_FILE, Failure, Layout, Part, Written, read_failures
-from embedfarm.collector.sinks.part_rows import Matrix, PartError, PartRows, Vectors, check_layout
 
 EMBEDDINGS_FILE: Final = "embeddings.npy"
 PARTIAL_SUFFIX: Final = ".partial"

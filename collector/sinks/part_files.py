@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from embedfarm.collector.durable_files import HashingFile, replacing
 from embedfarm.collector.manifest import Part, Written
 from embedfarm.collector.sinks.part_rows import PartError
+from embedfarm.contract.durable_files import HashingFile, replacing
 
 
 def write_part(path: Path, write: Callable[[HashingFile], object]) -> Written:

@@ -200,7 +200,7 @@ def test_a_forgotten_end_explains_that_the_id_is_taken(
 WRITE = """
 import sys
 from pathlib import Path
-from embedfarm.collector.durable_files import replacing
+from embedfarm.contract.durable_files import replacing
 try:
     with replacing(Path(sys.argv[1])) as file:
         file.write(b"x")

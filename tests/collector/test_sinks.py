@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from embedfarm.collector.durable_files import TEMPORARY_SUFFIX
 from embedfarm.collector.manifest import ERRORS_FILE, STATE_DIRECTORY, About, Manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.output_directory import JOURNAL_FILE, State, read_state
 from embedfarm.collector.search import iter_vectors
 from embedfarm.collector.sinks import SINKS, PartError, open_sink
 from embedfarm.collector.verify import verify
+from embedfarm.contract.durable_files import TEMPORARY_SUFFIX
 from embedfarm.contract.records import ChunkError, Result, text_checksums
 
 COUNT = 22

@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
-from embedfarm.collector.durable_files import make_directories, replacing, sync, sync_directory
 from embedfarm.collector.manifest import STATE_DIRECTORY
 from embedfarm.collector.output_directory import JOURNAL_FILE, REQUEST_FILE
+from embedfarm.contract.durable_files import make_directories, replacing, sync, sync_directory
 from embedfarm.runs.ending import discard_output
 from tests.simulation import mount
 from tests.simulation.disk import Disk

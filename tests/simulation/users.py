@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from embedfarm.collector.collect import JobEnded
-from embedfarm.collector.durable_files import sync_directory
 from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, read_manifest
 from embedfarm.collector.source_check import SourceChanged
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
+from embedfarm.contract.durable_files import sync_directory
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec

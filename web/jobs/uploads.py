@@ -16,7 +16,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from embedfarm.collector.durable_files import sync
+from embedfarm.contract.durable_files import sync
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.settings.profiles import MEBIBYTE
 from embedfarm.ingest.job_directories import UPLOADS
