@@ -16,6 +16,7 @@ from embedfarm.collector.manifest import About, Manifest, OutputError, Part
 from embedfarm.collector.output import Output
 from embedfarm.collector.result_span import check_place
 from embedfarm.collector.source_check import SourceChanged, SourceCheck
+from embedfarm.collector.stored_vectors import StoredVectors
 from embedfarm.collector.writer import Writer
 from embedfarm.contract.broker import UNAVAILABLE, persist
 from embedfarm.contract.encoding import ForeignVersion, RecordError
@@ -81,6 +82,7 @@ class Collector:
     source: SourceCheck | None = None
     known: KnownVectors | None = None
     settle: Callable[[], bool] = lambda: True
+    stored: StoredVectors | None = None
     _settled: bool = False
     _window: FarmWindow = field(init=False)
     _short: bool = False  # whether the server was short of room when no result came
@@ -206,16 +208,23 @@ class Collector:
 
     # Results.
 
-    def _look(self, start: int) -> Result | None:
+    def _look(self, start: int, upto: int = 0) -> Result | None:
         """Return the result that begins at a chunk; None where none is yet, or a damaged one.
+
+        Args:
+            start: Index of the chunk.
+            upto: Index of a chunk behind which it has to go on, else it is as if none were there.
 
         Raises:
             OutputError: The result is of another version.
         """
         try:
             result = self.job.results.at(start)
-            if result is not None:
-                check_place(result, start)
+            if result is None or result.start + result.count <= upto:
+                return None
+            if self.stored is not None:
+                result = self.stored.fill(result)
+            check_place(result, start)
         except ForeignVersion as error:
             raise OutputError(f"result {start} of job {self.job.id}: {error}") from error
         except (RecordError, OutputError) as error:
@@ -258,8 +267,8 @@ class Collector:
         """
         upto = self.output.buffered.stop
         before = max((s for s in self.job.results.starts() if s < upto), default=None)
-        result = None if before is None else self._look(before)
-        if result is not None and result.start + result.count > upto:
+        result = None if before is None else self._look(before, upto)
+        if result is not None:
             rest = self._check(result.rest(upto))
             if rest is not None:
                 self._keep(rest)
@@ -343,6 +352,8 @@ class Collector:
         if self.job.results.drain(upto, begun[:-1]) == "behind":
             log.warning("job %s: an earlier try is back, and begins again at %d", self.job.id, upto)
             self.job.results.lose(upto)
+        if self.stored is not None:
+            self.stored.sweep(upto, partial(self.job.noted, "generation"))
 
     # The job.
 

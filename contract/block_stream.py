@@ -211,12 +211,13 @@ def commit(client: redis.Redis, commits: Sequence[Commit]) -> list[str]:
     for job, entry, result, fingerprint, canaries in commits:
         keys = wire.JobKeys(job)
         errors = [word for e in result.errors for word in (e.index, e.reason, e.attempts)]
+        data = encode(result)
         script(
             keys=[entry.stream, keys.results, keys.meta, keys.failed, keys.result_wakeup],
             args=[
                 entry.id,
                 result.start,
-                encode(result),
+                data,
                 result.count,
                 entry.tokens,
                 len(entry.data),
@@ -229,11 +230,17 @@ def commit(client: redis.Redis, commits: Sequence[Commit]) -> list[str]:
                 round(result.seconds * MICRO),
                 round(result.cost * MICRO),
                 canaries,
+                _receipt_bytes(result, data),
                 *errors,
             ],
             client=pipe,
         )
     return [_told(answer) for answer in pipe.execute(raise_on_error=False)]
+
+
+def _receipt_bytes(result: Result, data: bytes) -> int:
+    """Return the bytes that the server holds of each vector that is stored; 0 if it holds all."""
+    return 0 if result.receipt is None else -(-len(data) // max(1, result.embedded))
 
 
 def _told(answer: bytes | Exception) -> str:

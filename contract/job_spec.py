@@ -12,6 +12,8 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Annotated, Final, get_args, get_type_hints
 
+import msgspec
+
 from embedfarm.contract.encoding import COUNT_MAX, Record
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.hyperplanes import BITS_MAX, BITS_MIN
@@ -179,6 +181,14 @@ class JobSpec(Record, forbid_unknown_fields=True):
     prompt_name: Annotated[
         str, JobField("one of the model's own prompts instead", Decides.VECTORS, later=True)
     ] = ""
+    stored: Annotated[
+        str,
+        JobField(
+            "directory or URL where workers store vectors, past Redis, until they are collected",
+            Decides.NOTHING,
+            later=True,
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
         """Refuse a specification that no worker could serve, also off the wire."""
@@ -226,6 +236,20 @@ JOB_DEFAULTS: Final[Mapping[str, object]] = dict(
     )
 )
 """The default of each field that has one: of all but the model."""
+
+
+def encode_spec(spec: JobSpec) -> bytes:
+    """Return the bytes of a spec as a job has it, which the farm's older programs read if they can.
+
+    They refuse a field that they do not know. The last ones are left out while they ask for nothing
+    that was not there before them.
+    """
+    values = list(msgspec.structs.astuple(spec))
+    for name in reversed(list(JOB_FIELDS)):
+        if not JOB_FIELDS[name].later or values[-1] != JOB_DEFAULTS[name]:
+            break
+        values.pop()
+    return bytes([spec.version]) + msgspec.msgpack.encode(values)
 
 
 def job_choices(name: str) -> tuple[str, ...]:

@@ -17,12 +17,12 @@ import redis
 from embedfarm.contract import wire
 from embedfarm.contract.block_stream import BlockStream
 from embedfarm.contract.broker import block_ms, if_room
-from embedfarm.contract.encoding import RecordError, decode, encode
+from embedfarm.contract.encoding import RecordError, decode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_timeline import FarmEvent, Happening, Timeline, account
 from embedfarm.contract.job_handle import JobHandle
 from embedfarm.contract.job_results import JobResults
-from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.job_spec import JobSpec, encode_spec
 from embedfarm.contract.records import Block
 from embedfarm.contract.scheduling_terms import (
     LIMITS,
@@ -107,7 +107,7 @@ class Job(JobHandle):
         noted |= {"owner": self.owner} if self.owner else {}
         state = self._script("create")(
             keys=[keys.blocks, keys.retry, keys.meta, keys.failed, keys.results],
-            args=[encode(spec), start, now_ms, *_pairs(noted)],
+            args=[encode_spec(spec), start, now_ms, *_pairs(noted)],
         )
         if state == b"taken":
             other = self.noted("out") or "unnamed"

@@ -201,6 +201,22 @@ class ChunkError(Record):
     attempts: Count = 1
 
 
+class Receipt(Record):
+    """Where on shared storage the vectors of one block are.
+
+    Attributes:
+        file: Name of the file in the place that the job's specification names.
+        offset: Bytes of the file that come before them.
+        bytes: Bytes that they take.
+        checksum: CRC-32 of these bytes.
+    """
+
+    file: str
+    offset: Count
+    bytes: Count
+    checksum: Count
+
+
 class Result(Record):
     """The vectors of one block, keyed by its start index.
 
@@ -219,7 +235,11 @@ class Result(Record):
         seconds: The block's share of the time of the worker's device, or of all of its devices.
         known: For each chunk a byte, which is 1 if its vector was known; empty where none was.
         cost: What that time costs, by the price of the worker's settings.
+        receipt: Where the vectors are, if they are stored; `vectors` is empty then. None where they
+            are here.
     """
+
+    versions: ClassVar[int] = 2  # who does not know `receipt` would take the vectors for lost
 
     start: Count
     count: Count
@@ -234,6 +254,12 @@ class Result(Record):
     seconds: Amount = 0.0
     known: bytes = b""
     cost: Amount = 0.0
+    receipt: Receipt | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the layout that this result needs."""
+        return 1 if self.receipt is None else 2
 
     @property
     def embedded(self) -> int:

@@ -59,9 +59,10 @@ class JobStatus:
     `ids_repeated` counts the chunks whose id an earlier chunk has.
     `chunk_count` is N, -1 while it is not known; meanwhile `chunks_expected` estimates it from how
     much of the corpus was read, 0 where nobody can tell. Bytes are of encoded blocks and results,
-    but `vector_bytes` is of one vector. Times are the server's, but `created_ms` is the producer's.
-    `device_us` is the time of devices, in microseconds, that the committed results took, and
-    `cost_micros` what that cost, in millionths; earlier makings of the job do not count.
+    but `vector_bytes` is of one vector, and `receipt_bytes` is what the server holds of one that is
+    stored past it, 0 where it holds all. Times are the server's, but `created_ms` is the
+    producer's. `device_us` is the time of devices, in microseconds, that the committed results
+    took, and `cost_micros` what that cost, in millionths; earlier makings of the job do not count.
     `priority`, `tenant`, `weight`, `deadline_ms`, `labels`, `max_hours` and `max_cost` are the
     job's `Terms`; `braked` says which of the last two it has reached, if it has paused itself.
     Fields that begin with `estimated_` are what the job was estimated to take before it ran.
@@ -94,6 +95,7 @@ class JobStatus:
     real_tokens_done: int = 0
     result_bytes: int = 0
     vector_bytes: int = 0
+    receipt_bytes: int = 0
     drained_upto: int = 0
     refilled_upto: int = 0
     first_read_ms: int = 0
@@ -210,6 +212,17 @@ class JobStatus:
             return 0.0
         unsent = max(0, self.chunks_expected - self.first_chunk - self.chunks_in)
         return unsent * self.tokens_in / self.chunks_in
+
+    @property
+    def held_vector_bytes(self) -> int:
+        """Bytes that the server holds of a vector that is embedded, 0 while nobody knows."""
+        return self.receipt_bytes or self.vector_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of vectors that are stored past the server and not on disk."""
+        chunks = max(0, self.done - self.drained_upto) if self.receipt_bytes else 0
+        return chunks * self.vector_bytes
 
     @property
     def embedded(self) -> bool:

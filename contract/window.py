@@ -29,7 +29,7 @@ ASKS_MAX: Final = 3  # until a count is there, if others begin one as well
 _SHARE: Final = "share:"  # followed by a tenant
 _FIELDS: Final = ("state", "tenant", "bytes_in", "bytes_done", "chunks_in", "chunks_done",
                   "known_in", "known_done",
-                  "result_bytes", "vector_bytes")  # fmt: skip
+                  "result_bytes", "vector_bytes", "receipt_bytes")  # fmt: skip
 
 
 class Count(NamedTuple):
@@ -172,7 +172,7 @@ def _vector_bytes(status: JobStatus) -> int:
     """Return the bytes of one vector that is still to come; a cancelled job's take none."""
     if status.state == "cancelled":
         return 0
-    return status.vector_bytes or VECTOR_BYTES_GUESSED
+    return status.held_vector_bytes or VECTOR_BYTES_GUESSED
 
 
 def _number(value: bytes) -> int:

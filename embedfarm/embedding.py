@@ -59,6 +59,7 @@ class JobFields(TypedDict, total=False):
     long_overlap: int
     lsh_bits: int
     ranges: bytes
+    stored: str
 
 
 class OutputOptions(TypedDict, total=False):

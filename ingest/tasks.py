@@ -24,6 +24,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JOB_FIELDS
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
+from embedfarm.contract.stored_results import check_place
 from embedfarm.ingest.allow_list import PathRefused, allow, allow_source, allow_url, is_url
 from embedfarm.ingest.child_command import CommandFailed, check_stop, run_command
 from embedfarm.ingest.downloads import fetch, place_of
@@ -315,7 +316,7 @@ def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]
     """Return each option as one word, so that no value can pass for another option.
 
     Raises:
-        PathRefused, OptionRefused: An option is not allowed.
+        PathRefused, OptionRefused, StorageRefused: An option is not allowed.
     """
     words = []
     for name, given in options.items():
@@ -324,6 +325,8 @@ def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]
         if name == "to" and not (isinstance(given, str) and given in settings.stores):
             raise OptionRefused("option 'to' must be a name in the setting stores")
         for value in _values(name, given):
+            if name == "stored" and value:
+                check_place(str(value), settings.stored_roots)
             flag = f"--{name.replace('_', '-')}"
             if name in PATH_OPTIONS or (name == "model" and _is_path(str(value))):
                 words.append(f"{flag}={allow(str(value), settings.task_roots)}")

@@ -131,4 +131,4 @@ def _fitting(
 
 
 def _vector_bytes(status: JobStatus) -> int:
-    return status.vector_bytes or VECTOR_BYTES_GUESSED
+    return status.held_vector_bytes or VECTOR_BYTES_GUESSED

@@ -45,7 +45,7 @@ def refill(
     def again(attempt: Callable[[], T]) -> T:
         return persist(attempt, stop, settings.reconnect_seconds_max)
 
-    vector_bytes = again(job.status).vector_bytes or VECTOR_BYTES_GUESSED
+    vector_bytes = again(job.status).held_vector_bytes or VECTOR_BYTES_GUESSED
     chunks_max = max(1, min(RESULT_BYTES_MAX // vector_bytes, settings.block_chunks_max))
     count = 0
     for group in _groups(_blocks(missing, source, settings, chunks_max)):

@@ -29,6 +29,7 @@ from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import KNOWN_BYTES, VECTOR_BYTES_GUESSED, used_bytes
 from embedfarm.contract.status import OVER_STATES, JobGone, JobStatus
+from embedfarm.contract.stored_results import StorageRefused
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.contract.window import FarmWindow
 from embedfarm.producer.blocks import TOKENS_MAX, Blocker
@@ -289,14 +290,20 @@ class Submitter:
         return self._look_at_job()
 
     def _check_spec(self) -> None:
-        """Refuse a job of this name that asks for other vectors.
+        """Refuse a job of this name that asks for other vectors, or has them stored elsewhere.
 
         Raises:
             JobTaken: The job that is there asks for other vectors.
+            StorageRefused: It has them stored in another place.
         """
         with contextlib.suppress(JobGone):  # which is noticed next
             there = self._handle.spec()
             differing = _differing(there, self.spec)
+            if differing == ["stored"]:
+                raise StorageRefused(
+                    f"job {self.job} has its vectors stored in {there.stored or 'Redis'}: go on "
+                    f"with that, or remove the job first: embedfarm jobs rm {self.job} --force"
+                )
             if differing:
                 raise JobTaken(f"job {self.job} asks for other vectors: {', '.join(differing)}")
 
@@ -340,7 +347,7 @@ class Submitter:
         """
         while (status := self._persist(self._look_at_job)).pushed_upto < self.start:
             self._persist(self._resend)
-        self._vector_bytes = status.vector_bytes or VECTOR_BYTES_GUESSED
+        self._vector_bytes = status.held_vector_bytes or VECTOR_BYTES_GUESSED
         self._forget(status.drained_upto)
         return status
 

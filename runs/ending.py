@@ -30,6 +30,7 @@ from embedfarm.contract.spending import counters_of
 from embedfarm.contract.status import JobGone
 from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.own_job import JOB_ID_FILE, read_own_job
+from embedfarm.runs.stored_place import end_storing
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ def discard_output(out: Path) -> None:
 def remove_state(out: Path) -> None:
     """Remove what only an unfinished output needs; last the job's id, by which `tidy` knows it."""
     sync_directory(out)  # a manifest may be seen whose name never reached the disk
+    end_storing(out)
     private = out / STATE_DIRECTORY
     if (private / SERVER_DIRECTORY).exists():
         PrivateServer.at(private / SERVER_DIRECTORY).remove()

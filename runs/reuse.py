@@ -120,21 +120,23 @@ def learn(out: Path, settings: Settings, outputs: Sequence[Known]) -> KnownVecto
     return KnownVectors(private / "known", settings.reuse_bytes_max, out, outputs)
 
 
-def list_changes(output: Output, outputs: Sequence[Known]) -> Changes | None:
+def list_changes(output: Output, known: KnownVectors | None) -> Changes | None:
     """List how the chunks of an output differ from those of the first one that it reuses.
 
     Args:
         output: The output, all of whose parts are on the disk.
-        outputs: The others.
+        known: The vectors that were reused, if any were.
 
     Returns:
-        What is in the list; None where one of the two outputs has no ids.
+        What is in the list; None where no output is reused, or one of the two has no ids.
 
     Raises:
         OutputError: A part is damaged, or gone.
         OSError: The disk refused; this may be called again.
     """
-    directory, manifest = outputs[0]
+    if known is None or not known.outputs:
+        return None
+    directory, manifest = known.outputs[0]
     if not (output.comparable and manifest.ids):
         return None
     index = output.directory / STATE_DIRECTORY / "ids-before"

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
+import msgspec
+
 from embedfarm.collector.collect import Collector, JobCancelled
 from embedfarm.collector.column_spool import ColumnsMissing
 from embedfarm.collector.known_vectors import KnownVectors
@@ -21,7 +23,6 @@ from embedfarm.collector.linked_parts import LinkedParts
 from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
     About,
-    Changes,
     Manifest,
     OutputError,
 )
@@ -32,7 +33,6 @@ from embedfarm.collector.text_sample import TextSample
 from embedfarm.contract import model_files, tracing
 from embedfarm.contract.broker import UNAVAILABLE, closing_client, connect, persist, refuse_eviction
 from embedfarm.contract.farm_client import FarmClient, FarmFull
-from embedfarm.contract.jobs import Job
 from embedfarm.contract.outlook import OutlookReader
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import Heartbeat
@@ -60,6 +60,7 @@ from embedfarm.runs.reuse import find_reusable, learn, link_parts, list_changes
 from embedfarm.runs.run_failures import FOR_GOOD, Interrupted, cause_of, check_refusals
 from embedfarm.runs.sending import Sending
 from embedfarm.runs.size_limits import check_output, corpus_limits
+from embedfarm.runs.stored_place import RunStorage, end_storing
 
 STOP_SECONDS_MAX: Final = 10.0
 VIEW_SECONDS: Final = 0.5
@@ -96,6 +97,7 @@ class Run:
     _part_began: float = 0.0
     _sample: TextSample = field(init=False)
     _sending: Sending = field(init=False)
+    _storage: RunStorage = field(init=False)
     _ended: bool = False
     _outage: threading.Event = field(default_factory=threading.Event)
     _fingerprint: Fingerprint = field(init=False)
@@ -105,6 +107,7 @@ class Run:
     def __post_init__(self) -> None:
         self._fingerprint = Fingerprint(self.place.out)
         settings, out = self.place.settings, self.place.out
+        self._storage = RunStorage(out, self.request.spec.stored)
         self._sample = TextSample(out / STATE_DIRECTORY / "sample.json", settings.sample_texts)
         self._sending = Sending(
             self.request, out, self.stop, corpus_limits(settings), settings.full_disk_seconds,
@@ -184,7 +187,8 @@ class Run:
             yield place.settings.redis_url, None
             return
         make_private(directory := place.out / STATE_DIRECTORY)
-        with run_local_farm(directory, place.settings, place.devices, place.workers) as local:
+        settings = self._storage.rooted(place.settings)
+        with run_local_farm(directory, settings, place.devices, place.workers) as local:
             yield local.url, local
 
     def _drive(self, output: Output, url: str, local: LocalFarm | None) -> Manifest:
@@ -193,6 +197,8 @@ class Run:
         job, farm = own.name, FarmClient(connect(url))
         if local is None:
             self._persist(lambda: refuse_copy(farm, own, self.place.out))
+        self._persist(lambda: self._storage.find(farm, own))
+        self._with_room(self._storage.make)
         submitter = self._submitter(FarmClient(connect(url)), own, output)
         if self._trace:  # that of the run that made the job, if it was traced
             self._trace = submitter.farm.job(job).noted(tracing.NOTE) or self._trace
@@ -237,9 +243,11 @@ class Run:
                 cause=cause_of(self._failure), drained_upto=output.next_index,
                 rows_skipped=self._sending.skipped, chunks_reused=output.chunks_reused,
             )  # fmt: skip
+            end_storing(self.place.out)
 
     def _submitter(self, farm: FarmClient, own: OwnJob, output: Output) -> Submitter:
-        place, spec, start = self.place, self.request.spec, output.next_index
+        place, start = self.place, output.next_index
+        spec = msgspec.structs.replace(self.request.spec, stored=self._storage.directory)
         files = model_files.find_local(spec.model, place.settings.model_cache)
         name = name_corpus(self.request.corpora, place.settings.jobs_path)
         notes = {"out": str(place.out.resolve()), "command": place.command, "corpus": name}
@@ -264,9 +272,11 @@ class Run:
 
         check_output(output.parts, self.place.settings)
         self._part_began = time.monotonic()
+        job = farm.job(own.name, own.owner)
         collector = Collector(
-            farm.job(own.name, own.owner), output, self.place.settings, self.stop, on_part,
+            job, output, self.place.settings, self.stop, on_part,
             self._sending.source, self._known, lambda: self._fingerprint.settle(farm, own),
+            self._storage.vectors(job, self.stop),
         )  # fmt: skip
         while (count := collector.collect()) is not None and collector.close_last_part():
             with self._sending.source.held:
@@ -322,7 +332,7 @@ class Run:
                 if time.monotonic() >= look_at:
                     if not status.ended:
                         handle.list_again()
-                        self._note_counts(handle, status, output)
+                        self._sending.note(handle, status, output.chunks_reused)
                     self._fingerprint.learn(farm, own)
                     check_refusals(own.name, farm.reports.refusals(*own), workers)
                     check_limits(handle, status, private=local is not None)
@@ -330,11 +340,6 @@ class Run:
             except (*UNAVAILABLE, JobGone):
                 self._outage.set()
                 continue  # the producer and the collector wait for the server, and give up in time
-
-    def _note_counts(self, job: Job, status: JobStatus, output: Output) -> None:
-        """Note with the job what the server cannot count, if that has changed."""
-        for name, count in self._sending.notes(status, output.chunks_reused).items():
-            job.note(name, count)
 
     # The end.
 
@@ -361,18 +366,12 @@ class Run:
             embed_seconds=status.embed_seconds,
             embedded=status.last_commit_ms / 1000,
             accounts={name: describe(each) for name, each in accounts.items()},
-            changes=self._changes(collector.output),
+            changes=self._with_room(partial(list_changes, collector.output, self._known)),
             estimate=status.estimate.kept,
             canaries=self._fingerprint.canaries,
             sample=self._with_room(partial(write_sample, self.place.out, self._sample)),
         )
         return collector.finish(count, about)
-
-    def _changes(self, output: Output) -> Changes | None:
-        """List what has changed since the first output that is reused, if there is one."""
-        if self._known is None or not self._known.outputs:
-            return None
-        return self._with_room(partial(list_changes, output, self._known.outputs))
 
     def _last_status(self, farm: FarmClient, own: OwnJob) -> JobStatus:
         """Return what the server counted; nothing, if it has lost the job now that all is here."""

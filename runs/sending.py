@@ -13,6 +13,7 @@ from embedfarm.collector.column_check import ColumnCheck
 from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import Mark, PrefixCheck, SourceChanged, SourceCheck
 from embedfarm.contract import tracing
+from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Rows, text_checksums
 from embedfarm.contract.status import JobStatus
 from embedfarm.producer.readers import (
@@ -63,17 +64,20 @@ class Sending:
     files: Mapping[str, list[int]] = field(default_factory=dict)
     _columns: ColumnCheck = field(init=False)
 
-    def notes(self, status: JobStatus, chunks_reused: int) -> dict[str, int]:
-        """Return what is to be noted with the job, since the server cannot count it.
+    def note(self, job: Job, status: JobStatus, chunks_reused: int) -> None:
+        """Note with the job what the server cannot count, if that has changed.
 
         Args:
-            status: Status of the job, with what was noted before.
+            job: The job.
+            status: Its status, with what was noted before.
             chunks_reused: Number of chunks so far whose vectors are those of other chunks.
         """
         counts = {"rows_skipped": self.skipped, "chunks_reused": chunks_reused}
         grown = {name: count for name, count in counts.items() if count > getattr(status, name)}
-        is_new = self.expected not in {0, status.chunks_expected}
-        return grown | ({"chunks_expected": self.expected} if is_new else {})
+        if self.expected not in {0, status.chunks_expected}:
+            grown["chunks_expected"] = self.expected
+        for name, count in grown.items():
+            job.note(name, count)
 
     def unchanged(self, output: Output) -> int:
         """Count the parts before the first one that was made of other rows than there are now."""

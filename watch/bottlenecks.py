@@ -151,7 +151,7 @@ def full_windows(situation: Situation) -> Iterator[Bottleneck]:
         and job.moving
         and job.chunk_count < 0
         and job.result_bytes > settings.window_bytes_max / 2
-        and used_bytes(job, job.vector_bytes) > FULL_WINDOW_RATIO * settings.window_bytes_max
+        and used_bytes(job, job.held_vector_bytes) > FULL_WINDOW_RATIO * settings.window_bytes_max
     ]
     if full:
         words = f"producers wait: results of {_name(full)} are not collected"

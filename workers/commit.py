@@ -1,9 +1,10 @@
 """Third stage: results to the server, each block at once stored and acknowledged."""
 
+import contextlib
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,14 +21,18 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.records import Completion, Result
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobGone
 from embedfarm.contract.usage import Account
 from embedfarm.workers.cut_results import results_of
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.leases import Holdings, JobPart, Lease, Making, MicroBatch
+from embedfarm.workers.result_storage import PartFile, ResultStorage, StorageGone
 
 ACCOUNTS_MAX: Final = 1000  # jobs that this worker may come back to
 RATES_MAX: Final = 64  # models, the last ones
 PIPELINE_BYTES: Final = 4 << 20  # results sent in one round trip
+# Answers after which there is no receipt, unless an earlier try whose reply was lost has left one.
+NOT_KEPT: Final = frozenset({"cancelled", "gone", "duplicate"})
 CACHED_SHARE_MAX: Final = 0.5  # of the first tokens by which a worker knows its speed
 
 T = TypeVar("T")
@@ -61,6 +66,10 @@ class Committer:
     _canaries: OrderedDict[Making, tuple[Canaries, str]] = field(default_factory=OrderedDict)
     _rates: dict[str, float] = field(default_factory=dict)  # by `model_key`
     _last_end: float = 0.0
+    _storage: ResultStorage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._storage = ResultStorage(self.stop, self._say)
 
     def rate(self, model: str) -> float:
         """Return the tokens per second done lately for a model, 0 if unknown."""
@@ -79,15 +88,21 @@ class Committer:
         done: Counter[str] = Counter()  # chunks by job
         tokens = 0
         price = self.settings.device_cost_per_hour
-        results = results_of(batch, vectors, self.worker, self.devices, price)
+        files = self._put(batch, vectors)
+        answered: defaultdict[Making, set[str]] = defaultdict(set)
+        results = results_of(batch, vectors, self.worker, self.devices, price, files)
         for group in _groups(results):
             for answer, (lease, result) in zip(self._send(group, batch), group, strict=True):
+                answered[lease.making].add(answer)
                 for each in (accounts[lease.making], self.total):
                     each.duplicates += answer == "duplicate"
                     each.chunks += result.embedded if answer == "committed" else 0
                 done[lease.job] += result.embedded
                 tokens += lease.entry.tokens
         self.holdings.remove(batch.leases)
+        for making, file in files.items():
+            if answered[making] <= NOT_KEPT and self._is_over(making[0]):
+                self._storage.take_back(file)
         ended = time.monotonic()
         self.total.spend("commit", ended - began)
         for part in batch.parts:
@@ -98,6 +113,40 @@ class Committer:
         if tracing.enabled():
             for part in batch.parts:
                 self._trace(batch, part, done[part.job], (began, ended))
+
+    def _put(self, batch: MicroBatch, vectors: NDArray[Any]) -> dict[Making, PartFile]:
+        """Store the vectors of the jobs that want it, so that only receipts are committed.
+
+        Leases of a job whose vectors cannot be stored are given up: where its place is not to be
+        had here, for others to take.
+        """
+        files: dict[Making, PartFile] = {}
+        for part in batch.parts:
+            if part.leases[0].stored and not part.lost:
+                try:
+                    file = self._storage.put(part, vectors)
+                except StorageGone as error:
+                    if not self._is_over(part.job):
+                        self._give_back(part, f"its vectors cannot be stored: {error}")
+                    file = None
+                if file is not None:
+                    files[part.making] = file
+                    continue
+                for lease in part.leases:
+                    lease.lost = True
+        return files
+
+    def _is_over(self, job: str) -> bool:
+        """Tell whether a job has ended, so that nobody keeps a place for its vectors."""
+        try:
+            return self._persist(self.farm.job(job).status).over
+        except JobGone:
+            return True
+
+    def _say(self, job: str, reason: str) -> None:
+        """Note with a job what it waits for, if the server is there."""
+        with contextlib.suppress(*UNAVAILABLE):
+            self.farm.job(job).note("reason", reason)
 
     def _agree_on_canaries(self, batch: MicroBatch) -> None:
         """See that the engine makes the vectors that the jobs' other workers make.
@@ -286,7 +335,7 @@ def _groups(results: Iterable[tuple[Lease, Result]]) -> Iterator[list[tuple[Leas
     size = 0
     for lease, result in results:
         group.append((lease, result))
-        size += len(result.vectors)
+        size += len(result.vectors) + len(result.checksums)
         if size >= PIPELINE_BYTES:
             yield group
             group, size = [], 0

@@ -1,6 +1,7 @@
 """A micro-batch's vectors cut into the results of its blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,18 @@ from numpy.typing import NDArray
 from embedfarm.contract.formatting import HOUR
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import ChunkError, Result
-from embedfarm.workers.leases import Lease, MicroBatch
+from embedfarm.workers.leases import Lease, Making, MicroBatch
 from embedfarm.workers.quantisation import DTYPES, stored_width
+from embedfarm.workers.result_storage import PartFile
 
 
-def results_of(
-    batch: MicroBatch, vectors: NDArray[Any], worker: str, devices: int = 1, price: float = 0.0
+def results_of(  # noqa: PLR0913, PLR0917 -- the last three are a worker's
+    batch: MicroBatch,
+    vectors: NDArray[Any],
+    worker: str,
+    devices: int = 1,
+    price: float = 0.0,
+    files: Mapping[Making, PartFile] = MappingProxyType({}),
 ) -> Iterator[tuple[Lease, Result]]:
     """Yield the results of the leases still ours, one at a time: each is a copy of its rows.
 
@@ -24,6 +31,7 @@ def results_of(
         worker: Name that the results carry.
         devices: Devices of the worker, each of which takes as long.
         price: Price of an hour of each of them.
+        files: Where the vectors of jobs are stored already, so that results have receipts for them.
     """
     lengths = batch.tokenised.text_lengths
     seconds_per_token = devices * batch.forward_seconds / max(1, int(lengths.sum()))
@@ -42,12 +50,13 @@ def results_of(
             )
             for row in failed[first:end]
         ]
+        file = files.get(lease.making)
         result = Result(
             start=lease.block.start,
             count=lease.block.count,
             dimensions=vectors.shape[1],
             dtype=vectors.dtype.str,
-            vectors=vectors[rows].tobytes(),
+            vectors=vectors[rows].tobytes() if file is None else b"",
             checksums=lease.block.checksums(),
             ids=lease.block.ids,
             errors=errors,
@@ -56,6 +65,7 @@ def results_of(
             seconds=seconds_per_token * tokens,
             known=lease.block.known,
             cost=seconds_per_token * tokens / HOUR * price,
+            receipt=None if file is None else file.receipt(rows),
         )
         yield lease, result
 

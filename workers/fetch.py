@@ -349,8 +349,10 @@ class Fetcher:
             tries = deliveries.get(entry.id, 0) + 1
             try:
                 block, engine = read_block(job, entry), self.engines.key(job)
-                agreed = self.engines.agreed(job)
-                lease = Lease(job, entry, block, tries, copied, engine=engine, agreed=agreed)
+                agreed, stored = self.engines.agreed(job), self.engines.spec(job).stored
+                lease = Lease(
+                    job, entry, block, tries, copied, engine=engine, agreed=agreed, stored=stored
+                )
             except ForeignVersion as error:
                 self.engines.refuse(job, str(error))
                 self._release(job, entries)

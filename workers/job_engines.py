@@ -15,6 +15,7 @@ from embedfarm.contract.job_spec import Decides, JobSpec, decided_by
 from embedfarm.contract.jobs import identities
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.status import JobGone
+from embedfarm.contract.stored_results import StorageRefused, check_place
 from embedfarm.workers.engines.engine import Engine, ModelUnavailable
 from embedfarm.workers.model_store import ModelStore
 from embedfarm.workers.quantisation import check_ranges
@@ -251,10 +252,12 @@ class JobEngines:
         """
         try:
             spec, generation, key = self._identity(job)
+            if spec.stored:
+                check_place(spec.stored, self.models.settings.stored_roots)
             engine = self.models.resident.use(key) or self.models.load(spec)
             if engine is not None and not self._agrees(job, engine):
                 self._agree(job, spec, generation, engine)
-        except (ModelError, ModelRefused, RecordError) as error:
+        except (ModelError, ModelRefused, RecordError, StorageRefused) as error:
             self._refuse_for(job, error)
             return None
         return engine

@@ -38,6 +38,7 @@ class Lease:
             was cancelled or deleted.
         engine: Key of the engine that embeds it, by `embedfarm.contract.farm_client.engine_key`.
         agreed: Fingerprint that the job's workers agreed on, as the server had it.
+        stored: Place where the job's vectors are stored; "" where they go through the server.
     """
 
     job: str
@@ -49,6 +50,7 @@ class Lease:
     lost: bool = False
     engine: str = ""
     agreed: bytes = b""
+    stored: str = ""
 
     @property
     def making(self) -> Making:

@@ -6,7 +6,8 @@
 -- ARGV: entry id, start, result, chunks, tokens, block bytes, real tokens, vector bytes,
 --       generation of the block, worker, chunks that it embedded, fingerprint that it agreed on
 --       with others or "", devices' microseconds, their cost in millionths, digest of the canaries that it agreed on
---       with others or "", then index, reason, attempts of what failed
+--       with others or "", bytes that the server holds of each vector if they are stored elsewhere or 0,
+--       then index, reason, attempts of what failed
 local generation, agreed, canaries = unpack(redis.call('HMGET', KEYS[3], 'generation', 'fingerprint', 'canaries_digest'))
 if (generation or '') ~= ARGV[9] then return 'duplicate' end
 if #redis.call('XPENDING', KEYS[1], 'farm', ARGV[1], ARGV[1], 1) == 0 then return 'duplicate' end
@@ -21,6 +22,7 @@ redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 local now = redis.call('TIME')
 redis.call('HSET', KEYS[3], 'last_commit_ms', now[1] * 1000 + math.floor(now[2] / 1000),
   'vector_bytes', ARGV[8])
+if ARGV[16] ~= '0' then redis.call('HSET', KEYS[3], 'receipt_bytes', ARGV[16]) end
 redis.call('HINCRBY', KEYS[3], 'blocks_done', 1)
 redis.call('HINCRBY', KEYS[3], 'chunks_done', ARGV[4])
 if ARGV[4] ~= ARGV[11] then redis.call('HINCRBY', KEYS[3], 'known_done', ARGV[4] - ARGV[11]) end
@@ -31,7 +33,7 @@ redis.call('HINCRBY', KEYS[3], 'real_tokens_done', ARGV[7])
 redis.call('HINCRBY', KEYS[3], 'result_bytes', #ARGV[3])
 if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[3], 'device_us', ARGV[13]) end
 if ARGV[14] ~= '0' then redis.call('HINCRBY', KEYS[3], 'cost_micros', ARGV[14]) end
-for i = 16, #ARGV, 3 do
+for i = 17, #ARGV, 3 do
   redis.call('HINCRBY', KEYS[3], 'chunks_failed', 1)
   redis.call('XADD', KEYS[4], 'MAXLEN', '10000', '*',
     'index', ARGV[i], 'reason', ARGV[i + 1], 'attempts', ARGV[i + 2])

@@ -37,6 +37,7 @@ from embedfarm.contract.settings.farm_limits import (
     WorkerSettings,
 )
 from embedfarm.contract.settings.profiles import PROFILES, PROPORTIONS
+from embedfarm.contract.settings.storage_limits import StorageSettings
 from embedfarm.contract.settings.trusted_files import TrustedToml, UntrustedFile
 
 __all__ = [
@@ -59,6 +60,7 @@ class Settings(
     IngestSettings,
     AdviceSettings,
     LaneSettings,
+    StorageSettings,
     CollectorSettings,
     WorkerSettings,
     SchedulerSettings,

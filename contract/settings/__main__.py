@@ -20,6 +20,7 @@ from embedfarm.contract.settings.farm_limits import (
     SchedulerSettings,
     WorkerSettings,
 )
+from embedfarm.contract.settings.storage_limits import StorageSettings
 
 HEAD: Final = """# Settings
 
@@ -34,6 +35,7 @@ SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "Workers": WorkerSettings,
     "Collectors": CollectorSettings,
     "Interactive requests": LaneSettings,
+    "Vectors past the server": StorageSettings,
     "Advice": AdviceSettings,
     "RQ, and what goes outwards": IngestSettings,
     "HTTP": HttpSettings,

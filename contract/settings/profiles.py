@@ -8,6 +8,8 @@ PROPORTIONS: Final = (
     # Results leave the server part by part: with room for less than the part that is being made and
     # the one that follows, the farm would wait for its collector, and the collector for the farm.
     ("part_bytes_max", 2, "window_bytes_max"),
+    # So does the room for what is stored past the server.
+    ("part_bytes_max", 2, "stored_bytes_max"),
     # Workers stop at the results limit, and a producer that fills its window must not reach it.
     ("window_bytes_max", 1, "results_bytes_max"),
     # Leases are renewed between heartbeats, and a worker must outlive a heartbeat that is late.

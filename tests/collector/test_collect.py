@@ -400,9 +400,9 @@ def test_a_server_brings_a_damaged_result_back(
 def test_a_result_of_another_version_ends_the_run(collecting: Collecting) -> None:
     """A result of another version ends the run, and stays for a program that reads it."""
     collecting.push(0, 10)
-    newer = b"\x02" + encode(result_of(block(0, 10)))[1:]
+    newer = b"\x03" + encode(result_of(block(0, 10)))[1:]
     collecting.job.client.hset(collecting.job.keys.results, "0", newer)
-    with pytest.raises(OutputError, match="result 0 of job j: Result record of version 2"):
+    with pytest.raises(OutputError, match="result 0 of job j: Result record of version 3"):
         collecting.collect()
     assert collecting.job.results.starts() == [0]
 

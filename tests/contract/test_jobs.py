@@ -789,6 +789,7 @@ def test_fields_of_meta_are_documented(client: redis.Redis) -> None:
     (entry,) = noted_job.stream.read("one", 1)
     result = msgspec.structs.replace(embed(entry)[1], count=2, known=some.known, seconds=1, cost=1)
     assert noted_job.stream.commit([(entry, result)]) == ["committed"]
+    job.note("receipt_bytes", 1)
     job.note("rows_skipped", 1)
     job.note("ids_repeated", 1)
     job.note("chunks_reused", 1)

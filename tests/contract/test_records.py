@@ -24,7 +24,7 @@ from embedfarm.contract.encoding import (
     encode,
 )
 from embedfarm.contract.farm_timeline import FarmEvent, Happening
-from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
+from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec, encode_spec
 from embedfarm.contract.load_attempts import LoadAttempts
 from embedfarm.contract.model_orders import ModelOrder
 from embedfarm.contract.model_states import ModelState, StateOfModel
@@ -40,6 +40,7 @@ from embedfarm.contract.records import (
     Plan,
     Policy,
     Rate,
+    Receipt,
     Result,
     Sample,
     SchedulerStats,
@@ -51,6 +52,7 @@ from embedfarm.contract.records import (
 KINDS: list[type[Record]] = [
     Block,
     ChunkError,
+    Receipt,
     Result,
     Completion,
     Heartbeat,
@@ -133,6 +135,7 @@ TOKEN_IDS = st.builds(
     st.sampled_from([2, 4]),
 )
 VALUES[TokenIds | None] = st.none() | TOKEN_IDS
+VALUES[Receipt | None] = st.none() | records(Receipt)
 VALUES[list[ChunkError]] = st.lists(records(ChunkError), max_size=3)
 VALUES[list[ModelState]] = st.lists(records(ModelState), max_size=3)
 VALUES[JobSpec] = records(JobSpec)
@@ -187,10 +190,28 @@ def test_result_layout() -> None:
         cost=0.25,
     )
     expected = (
-        "01 9d 08 01 02 a33c6634 c408 0000803f 000000c0 c404 43beb7e8"
+        "01 9e 08 01 02 a33c6634 c408 0000803f 000000c0 c404 43beb7e8"
         "c0 91 93 08 a3626164 01 03 a177 cb3fe0000000000000 c400 cb3fd0000000000000"
     )
-    assert encode(result) == bytes.fromhex(expected)
+    assert encode(result) == bytes.fromhex(f"{expected} c0")
+    receipt = Receipt(file="1.8-9.f", offset=8, bytes=4, checksum=1)
+    stored = msgspec.structs.replace(result, receipt=receipt)
+    assert encode(stored)[0] == 2
+    assert encode(stored).endswith(bytes.fromhex("94 a7 312e382d392e66 08 04 01"))
+    assert decode(Result, encode(stored)) == stored
+
+
+def test_specs_of_before_a_field() -> None:
+    """A spec that asks for nothing new is sent as before the last fields, and reads as it was."""
+    plain = JobSpec(model="m", name="n")
+    assert encode_spec(plain) == encode(plain)[:1] + msgspec.msgpack.encode(
+        list(msgspec.structs.astuple(plain))[:13]
+    )
+    for spec in (plain, JobSpec(model="m", task="query"), JobSpec(model="m", stored="/mnt")):
+        assert decode(JobSpec, encode_spec(spec)) == spec
+    assert encode_spec(JobSpec(model="m", stored="/mnt")) == encode(
+        JobSpec(model="m", stored="/mnt")
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,14 @@ from embedfarm.contract import wire
 from embedfarm.contract.encoding import Record, encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
-from embedfarm.contract.records import Block, ChunkError, Result, TokenIds, TokenisationSettings
+from embedfarm.contract.records import (
+    Block,
+    ChunkError,
+    Receipt,
+    Result,
+    TokenIds,
+    TokenisationSettings,
+)
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from tests.farm.harness import null_vectors, role
@@ -182,7 +189,7 @@ def described_default(value: object) -> str:
     return words.get(str(value), f'"{value}"' if isinstance(value, str) else str(value))
 
 
-@pytest.mark.parametrize("kind", [JobSpec, Block, Result, ChunkError])
+@pytest.mark.parametrize("kind", [JobSpec, Block, Result, Receipt, ChunkError])
 def test_every_field_is_described(kind: type[Record]) -> None:
     """The page has a record's fields in the order of the wire, with their defaults."""
     made = [""] * (len(kind.__struct_fields__) - len(kind.__struct_defaults__))
@@ -202,6 +209,7 @@ def test_the_limits_are_those_of_the_settings() -> None:
         f"at most {limits.block_bytes_max >> 20} MiB of text",
         f"about {limits.block_seconds} s of a worker's work",
         f"`window_bytes_max` ({limits.window_bytes_max >> 20} MiB)",
+        f"`stored_bytes_max` ({limits.stored_bytes_max >> 30} GiB)",
         f"`results_bytes_max` ({limits.results_bytes_max >> 20} MiB)",
         f"costs {limits.lease_seconds:.0f} s each time",
     ):

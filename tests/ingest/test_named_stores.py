@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from embedfarm.contract.settings import NamedStore, Settings
+from embedfarm.contract.stored_results import StorageRefused
 from embedfarm.ingest.tasks import OptionRefused, option_words
 from tests.farm.harness import null_vectors, texts_of, write_corpus
 from tests.ingest.rq_farm import Door, returned, wait_for
@@ -43,3 +44,12 @@ def test_stores_that_the_operator_has_not_named(to: str | list[str]) -> None:
     with pytest.raises(OptionRefused) as refused:
         option_words({"to": to}, settings)
     assert "evil" not in str(refused.value)
+
+
+def test_places_for_vectors_are_below_roots(tmp_path: Path) -> None:
+    """A job by RQ has its vectors stored where the operator allows it, and nowhere else."""
+    settings = Settings(stored_roots=(str(tmp_path),))
+    assert option_words({"stored": f"{tmp_path}/a"}, settings) == [f"--stored={tmp_path}/a"]
+    assert option_words({"stored": ""}, settings) == ["--stored="]
+    with pytest.raises(StorageRefused, match="not below one of stored_roots"):
+        option_words({"stored": "/elsewhere"}, settings)

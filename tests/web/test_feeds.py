@@ -89,6 +89,12 @@ def indices(answer: Response) -> list[int]:
     return [line["index"] for line in lines(answer)]
 
 
+def test_results_of_a_feed_stay_on_the_server(web: TestClient) -> None:
+    """A feed whose vectors should be stored elsewhere is refused."""
+    made = web.post("/v1/feeds", json={"model": "null:2", "stored": "/mnt/vectors"})
+    assert (made.status_code, "read off the server" in made.text) == (422, True)
+
+
 def test_options_are_those_of_a_job(web: TestClient, client: redis.Redis) -> None:
     """A feed's options are in its job; those that no worker or scheduler could use are refused."""
     options = {"name": "n", "prompt": "p", "dimensions": 1, "priority": 2, "tenant": "t"}

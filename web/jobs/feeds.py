@@ -54,6 +54,13 @@ class FeedRequest(EmbeddingOptions):
 
     model_config = ConfigDict(strict=True)
 
+    @model_validator(mode="after")
+    def _check_stored(self) -> Self:
+        """Refuse results past the server, on which those of a feed wait for their reader."""
+        if self.stored:
+            raise ValueError("stored is for corpora: a feed is read off the server")
+        return self
+
 
 class Texts(Body):
     """Texts that go on where the feed ends; to send texts that it has changes nothing."""

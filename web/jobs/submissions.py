@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
@@ -22,6 +23,7 @@ from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.redaction import hide_in_word, name_corpus
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
+from embedfarm.contract.stored_results import StorageRefused, check_place, place_below
 from embedfarm.ingest.allow_list import PathRefused, allow_source, allow_url, is_url
 from embedfarm.ingest.job_directories import (
     OUTPUT,
@@ -160,6 +162,13 @@ def _check_webhook(url: str, settings: Settings) -> None:
         raise HTTPException(422, f"webhook: {error}") from error
 
 
+def _check_stored(place: str, settings: Settings) -> None:
+    try:
+        check_place(place, settings.stored_roots)
+    except StorageRefused as error:
+        raise HTTPException(422, str(error)) from error
+
+
 def _submit(services: Services, job: str, order: Order) -> None:
     """Make a job and have it done, or go on where an earlier try to do so has ended.
 
@@ -198,7 +207,10 @@ def _make(services: Services, job: str, order: Order, directory: Path) -> None:
         "command": _command(call, services.settings),
         "corpus": name_corpus(call.corpus, services.settings.jobs_path),
     }
-    services.farm.job(job).create(order.options.spec(model), 0, terms, notes)
+    spec = order.options.spec(model)
+    if spec.stored:
+        spec = msgspec.structs.replace(spec, stored=place_below(spec.stored, job))
+    services.farm.job(job).create(spec, 0, terms, notes)
 
 
 def _check(services: Services, order: Order) -> tuple[str, str]:
@@ -207,6 +219,8 @@ def _check(services: Services, order: Order) -> tuple[str, str]:
     if order.options.to and order.options.to not in services.stores:
         shown = hide_in_word(order.options.to)
         raise HTTPException(422, f"to: there is no store {shown!r} for this key")
+    if order.options.stored:
+        _check_stored(order.options.stored, services.settings)
     if order.options.webhook:
         _check_webhook(order.options.webhook, services.settings)
     if order.upload is not None:

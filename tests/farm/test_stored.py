@@ -1,0 +1,141 @@
+"""Tests of jobs whose vectors are stored past the server, with real processes and kills."""
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from embedfarm.contract.farm_client import FarmClient
+from tests.farm.harness import (
+    Embedding,
+    check_output,
+    manifest,
+    role,
+    run,
+    start_role,
+    texts_of,
+    write_corpus,
+)
+from tests.support import LiveServer, wait_until
+
+MODEL = ("--model", "null:16", "--devices", "cpu", "--workers", "2")
+SMALL = {"EMBEDFARM_PART_BYTES_MAX": "65536"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory below which jobs store their vectors."""
+    directory = tmp_path / "stored"
+    directory.mkdir()
+    return directory
+
+
+def stored_files(place: Path) -> list[Path]:
+    """Return all files of all jobs in a place."""
+    return [path for path in place.rglob("*") if path.is_file()]
+
+
+def test_a_private_farm_stores_vectors(tmp_path: Path, place: Path) -> None:
+    """Vectors, failed chunks and ids are those of an inline job, and nothing is left behind."""
+    texts = list(texts_of(5_000))
+    corpus = write_corpus(tmp_path / "c.jsonl", texts, [str(each) for each in range(len(texts))])
+    for words in ((), ("--stored", place)):
+        out = tmp_path / f"out-{len(words)}"
+        done = run("embed", corpus, "--id-field", "id", "--out", out, *MODEL, *words)
+        assert done.returncode == 0, done.stderr
+        check_output(out, texts, 16)
+    facts = [manifest(tmp_path / name) for name in ("out-0", "out-2")]
+    assert facts[0]["settings"] == facts[1]["settings"]
+    assert facts[0]["count"] == facts[1]["count"]
+    assert list(place.iterdir()) == []
+
+
+def test_kills_lose_no_stored_vector(tmp_path: Path, place: Path) -> None:
+    """Command, workers and server are killed, a file is damaged, and all goes on to the end."""
+    texts = list(texts_of(60_000))
+    corpus = write_corpus(tmp_path / "c.jsonl", texts)
+    generator, out = random.Random(1), tmp_path / "out"
+    words = ["--stored", place, *MODEL, corpus]
+    for victim in ("worker", "server", "command"):
+        embedding = Embedding(words, out, SMALL)
+        wait_until(lambda e=embedding: e.chunks_done() > 2_000 or e.process.poll() is not None)  # type: ignore[misc] # mypy#6
+        if victim == "command":
+            embedding.kill()
+            for path in generator.sample(found := stored_files(place), min(2, len(found))):
+                with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+                    file.write(b"damage")
+        else:
+            embedding.kill_one(victim)
+            with contextlib.suppress(TimeoutError):
+                before = embedding.chunks_done()
+                wait_until(lambda e=embedding, b=before: e.chunks_done() > b, 20)  # type: ignore[misc] # mypy#6
+            embedding.kill()
+    assert run("embed", *words, "--out", out, environment=SMALL).returncode == 0
+    check_output(out, texts, 16)
+    assert list(place.iterdir()) == []
+
+
+@pytest.fixture
+def farm(
+    server: LiveServer, client: redis.Redis, tmp_path: Path, place: Path
+) -> Iterator[FarmClient]:
+    """Start a scheduler and a worker that may store vectors."""
+    roots = f'["{place}"]'
+    with (
+        role(server, tmp_path, "schedule"),
+        role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1", stored_roots=roots),
+    ):
+        wait_until(lambda: FarmClient(client).workers())
+        yield FarmClient(client)
+
+
+def test_another_place_is_refused(
+    server: LiveServer, farm: FarmClient, tmp_path: Path, place: Path
+) -> None:
+    """Workers refuse a place that their operator did not allow, and the command says so."""
+    corpus = write_corpus(tmp_path / "c.jsonl", ["one", "two"])
+    words = ("embed", corpus, "--model", "null:16", "--redis", server.url)
+    elsewhere = tmp_path / "elsewhere"
+    done = run(*words, "--out", tmp_path / "out", "--stored", elsewhere)
+    assert done.returncode == 2
+    assert "is not below one of stored_roots" in done.stderr
+    assert not elsewhere.exists() or list(elsewhere.iterdir()) == []
+    done = run(*words, "--out", tmp_path / "out", "--stored", "s3://key:secret@bucket")
+    assert (done.returncode, "secret@" in done.stderr) == (2, False)
+    done = run(*words, "--out", tmp_path / "out", "--stored", place)
+    assert done.returncode == 0, done.stderr
+    assert farm.statuses() == {} or all(each.ended for each in farm.statuses().values())
+
+
+def test_a_resume_with_another_place(
+    server: LiveServer, farm: FarmClient, tmp_path: Path, place: Path
+) -> None:
+    """A job that has begun stays where it is stored, until somebody removes it."""
+    corpus = write_corpus(tmp_path / "c.jsonl", ["one", "two"])
+    words = ["embed", corpus, "--model", "null:8", "--redis", server.url, "--job-id", "j"]
+    words += ["--out", tmp_path / "out"]
+    with role_stopped(farm):
+        first = start_role(server, tmp_path, *map(str, words), "--stored", str(place))
+        wait_until(lambda: "j" in farm.job_ids() and farm.job("j").status().chunk_count == 2)
+        first.kill()
+        first.wait(20)
+        done = run(*words, "--stored", place / "other")
+        assert done.returncode == 2
+        assert "go on with that, or remove the job first: embedfarm jobs rm j" in done.stderr
+    assert run(*words, "--stored", place).returncode == 0
+    assert stored_files(place) == []
+
+
+@contextlib.contextmanager
+def role_stopped(farm: FarmClient) -> Iterator[None]:
+    """Let the farm's worker stand still."""
+    (beat,) = farm.workers()
+    os.kill(beat.pid, 19)
+    try:
+        yield
+    finally:
+        os.kill(beat.pid, 18)
