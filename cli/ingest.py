@@ -12,8 +12,8 @@ from embedfarm.cli.options import (
     USAGE,
     RedisUrl,
     fail,
-    farm_settings,
     plain_errors,
+    settings_with_queue,
     stop_on_signals,
 )
 from embedfarm.cli.supervision import keep
@@ -35,25 +35,26 @@ Workers = Annotated[int, typer.Option(min=1, help="RQ jobs to run at a time.")]
 
 def ingest(redis: RedisUrl = "", workers: Workers = 1) -> None:
     """Run jobs that programs enqueue with RQ, and those of the setting `recurring`."""
-    settings = farm_settings(redis)
-    url = settings.redis_url
+    settings = settings_with_queue(redis)
+    url, queue = settings.redis_url, settings.queue_server
     stop = stop_on_signals()
     watch_parent_pipe(stop.set)
     notifier = Notifier()
     start_logging(logging.WARNING)
-    with plain_errors(), closing_client(url) as client:
+    with plain_errors(), closing_client(url) as client, closing_client(queue) as rq:
         from embedfarm.ingest.recurring import RecurringError, Timetable
 
         try:
             timetable = Timetable(client, settings)
         except RecurringError as error:
             fail(str(error), USAGE)
-        wait_until_ready(url, stop, settings.reconnect_seconds_max)
+        for each in {url, queue}:
+            wait_until_ready(each, stop, settings.reconnect_seconds_max)
         logs = settings.state_directory.expanduser() / "logs"
         with Supervisor(_children(workers, settings), logs, settings.drain_seconds) as supervisor:
             console = Console(highlight=False, soft_wrap=True)
             console.print(f"{workers} at a time for {hide_password(url)}; logs in {logs}")
-            ready = partial(_all_wait, client, supervisor, workers)
+            ready = partial(_all_wait, rq, supervisor, workers)
             tick = partial(notifier.tick, f"{workers} at a time")
             keep(stop, lambda: supervisor.failed, ready, tick, lambda: _tick(timetable))
             notifier.stop()
@@ -68,7 +69,7 @@ def _all_wait(client: "Redis", supervisor: Supervisor, count: int) -> bool:
 
 
 def _children(count: int, settings: Settings) -> list[Child]:
-    """Return the RQ workers to start; their server is `settings.redis_url`."""
+    """Return the RQ workers to start; their servers are those of `settings`."""
     command = [*RUN_ROLE, "embedfarm.ingest.main"]
     return [Child(f"ingest-{n}", command, settings.environment()) for n in range(count)]
 

@@ -20,7 +20,7 @@ from embedfarm.contract.broker import SERVER_DIRECTORY, PrivateServer
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.processes import set_by_signal
 from embedfarm.contract.redaction import hide_in_word, hide_secrets
-from embedfarm.contract.server_url import UrlError, make_pool
+from embedfarm.contract.server_url import UrlError, is_cluster, make_pool
 from embedfarm.contract.settings import Settings, UntrustedFile, misspelt
 from embedfarm.contract.status import JobGone
 
@@ -53,11 +53,13 @@ def read_settings(redis_url: str = "") -> Settings:
         fail(f"settings: {error}", USAGE)
     if settings.traces and not tracing.is_installed():
         fail("settings: traces need the packages of embedfarm[traces], which are missing", USAGE)
-    if url := redis_url or settings.redis_url:
+    url = redis_url or settings.redis_url
+    for name, each in (("the server's URL", url), ("queue_url", settings.queue_url)):
         try:
-            make_pool(url)
+            if each:
+                make_pool(each)
         except UrlError as error:
-            fail(f"the server's URL: {error}", USAGE)
+            fail(f"{name}: {error}", USAGE)
     return settings.model_copy(update={"redis_url": url})
 
 
@@ -77,6 +79,21 @@ def farm_settings(redis_url: str) -> Settings:
             USAGE,
         )
     return settings.model_copy(update={"redis_url": url})
+
+
+def settings_with_queue(redis_url: str) -> Settings:
+    """Read the settings as `farm_settings` does, for a role that needs RQ's queue.
+
+    The program ends where the queue would be on a cluster.
+    """
+    settings = farm_settings(redis_url)
+    if is_cluster(settings.queue_server):
+        fail(
+            "RQ, by which jobs come in, does not run on a cluster: name another server for its "
+            "queue by EMBEDFARM_QUEUE_URL",
+            USAGE,
+        )
+    return settings
 
 
 def url_of_up(settings: Settings) -> str:

@@ -17,6 +17,7 @@ from embedfarm.cli.options import (
     farm_settings,
     pin,
     plain_errors,
+    settings_with_queue,
     stop_on_signals,
 )
 from embedfarm.cli.supervision import all_beat, keep, refuse_namesakes
@@ -152,7 +153,7 @@ def serve(
         from embedfarm.web.app import create_app
         from embedfarm.web.server import listen, make_server
 
-    settings = farm_settings(redis)
+    settings = settings_with_queue(redis)
     url = settings.redis_url
     keys = _keys(host, settings)
     stop_on_signals()  # uvicorn raises them again at its end

@@ -24,10 +24,11 @@ import redis.backoff
 import redis.retry
 from redis.connection import DefaultParser
 
+from embedfarm.contract.cluster_client import Address, ClusterClient
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.redaction import hide_password
-from embedfarm.contract.server_url import make_pool
+from embedfarm.contract.server_url import cluster_seeds, is_cluster, make_pool, node_url
 from embedfarm.contract.settings import Settings
 
 BLOCK_SECONDS_MAX: Final = 2.0  # far below the socket timeout: a longer read hangs, then fails
@@ -76,6 +77,10 @@ class Parser(DefaultParser):  # type: ignore[misc,valid-type] # whichever of its
     EXCEPTION_CLASSES = DefaultParser.EXCEPTION_CLASSES | {
         "MISCONF": DiskRefused,
         **dict.fromkeys(("NOREPLICAS", "UNBLOCKED", "BUSY"), NotNow),
+        "MOVED": redis.exceptions.MovedError,
+        "ASK": redis.exceptions.AskError,
+        "TRYAGAIN": redis.exceptions.TryAgainError,
+        "CLUSTERDOWN": redis.exceptions.ClusterDownError,
     }
 
 
@@ -95,6 +100,11 @@ def connect(url: str, connections_max: int = 100) -> redis.Redis:
     Raises:
         embedfarm.contract.server_url.UrlError: The URL is not one of a server.
     """
+    if is_cluster(url):
+        return ClusterClient(
+            [Address(*each) for each in cluster_seeds(url)],
+            lambda node: connect(node_url(url, *node), connections_max),
+        )
     pool = make_pool(
         url,
         max_connections=connections_max,

@@ -57,7 +57,8 @@ Keys of a job carry the hash tag `{job}`, so that they share a cluster slot with
     ef:{farm}:unloaded:<engine>  hash  worker -> why it cannot        worker    -> all        30 s
     ef:{farm}:reply:<id>     list    LaneAnswer for each piece        worker    -> caller     30 s
 
-RQ's keys (`rq:*`) are outside of this scheme and have no hash tag; RQ does not run on a cluster.
+RQ's keys (`rq:*`) are outside of this scheme and have no hash tag; RQ does not run on a cluster, so
+that the setting `queue_url` names another server for them.
 
 The lives in seconds are settings. The farm's own keys share the tag `{farm}`, because plans are
 written by a script that looks at the lock. Noted in `meta` are "fingerprint", the model that the

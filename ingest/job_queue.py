@@ -41,14 +41,21 @@ DESCRIBED_CHARACTERS: Final = 75  # of an argument, as RQ describes a job that s
 
 @dataclass(frozen=True)
 class Submissions:
-    """Requests of the HTTP server to `embedfarm ingest`."""
+    """Requests of the HTTP server to `embedfarm ingest`.
+
+    Attributes:
+        client: Client of the farm's server.
+        settings: The farm's settings.
+        rq: Client of the server of RQ's queue.
+    """
 
     client: redis.Redis
     settings: Settings
+    rq: redis.Redis
 
     @property
     def _queue(self) -> Queue:
-        return Queue(QUEUE, self.client, serializer="json")
+        return Queue(QUEUE, self.rq, serializer="json")
 
     def embed(self, job: str, call: Call, task: str = "embed_corpus") -> None:
         """Enqueue a task of `producer.tasks` for a job.
@@ -143,23 +150,23 @@ class Submissions:
         key = Result.get_key(PREFIX + job)
         try:
             while self.pending(job) and (left := deadline - time.monotonic()) > 0:
-                latest: Any = self.client.xrevrange(key, count=1)
+                latest: Any = self.rq.xrevrange(key, count=1)
                 if self.pending(job):  # what comes from here on is behind `latest`
                     after: bytes = latest[0][0] if latest else b"0"
-                    self.client.xread({key: after}, block=block_ms(left))
+                    self.rq.xread({key: after}, block=block_ms(left))
         except redis.ResponseError as error:
             _name_foreign(key, error)
         return not self.pending(job)
 
     def waiting(self) -> list[str]:
         """List the jobs that wait for an ingest worker, up to 1,000, the next one first."""
-        first = partial(self.client.lrange, start=0, end=WAITING_MAX - 1)
+        first = partial(self.rq.lrange, start=0, end=WAITING_MAX - 1)
         requests = [each.decode(errors="replace") for each in _members(first, self._queue.key)]
         return [each.removeprefix(PREFIX) for each in requests if each.startswith(PREFIX)]
 
     def running(self, job: str) -> bool:
         """Tell whether an ingest worker is at work on a job."""
-        all_of = partial(self.client.zrange, start=0, end=-1)
+        all_of = partial(self.rq.zrange, start=0, end=-1)
         started = _members(all_of, self._queue.started_job_registry.key)
         return (PREFIX + job).encode() in {each.partition(b":")[0] for each in started}
 
@@ -167,7 +174,7 @@ class Submissions:
         """Tell whether an ingest worker executes a job's RQ job, be that cancelled or not."""
         if not is_submitted(job):
             return False
-        executions = ExecutionRegistry(PREFIX + job, self.client)
+        executions = ExecutionRegistry(PREFIX + job, self.rq)
         try:
             return bool(self.client.zcount(executions.key, time.time(), "+inf"))
         except redis.ResponseError as error:
@@ -178,7 +185,7 @@ class Submissions:
         if not is_submitted(job):
             return None
         try:
-            return ReadableJob.fetch(PREFIX + job, self.client, serializer="json")
+            return ReadableJob.fetch(PREFIX + job, self.rq, serializer="json")
         except NoSuchJobError:
             return None
 

@@ -59,7 +59,7 @@ class Timetable:
                 raise RecurringError(f"recurring: {entry.cron!r} is no cron expression")
             if f"producer.tasks.{entry.task}" not in TASKS:
                 raise RecurringError(f"recurring: there is no task {entry.task!r}")
-        connection = redis.Redis.from_pool(make_pool(settings.redis_url))
+        connection = redis.Redis.from_pool(make_pool(settings.queue_server))
         self._client = client
         self._settings = settings
         self._token = secrets.token_hex(8)

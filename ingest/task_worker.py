@@ -70,7 +70,7 @@ class TaskWorker(Worker):
     """Forks a process per job, keeps the job's lease, and looks for jobs whose lease ran out.
 
     Args:
-        settings: Limits; the server is `redis_url`, on a connection of its own, since RQ changes
+        settings: Limits; the server is `queue_server`, on a connection of its own, since RQ changes
             its waiting times.
 
     Attributes:
@@ -80,7 +80,7 @@ class TaskWorker(Worker):
     asked = False
 
     def __init__(self, settings: Settings) -> None:
-        connection = redis.Redis.from_pool(make_pool(settings.redis_url))
+        connection = redis.Redis.from_pool(make_pool(settings.queue_server))
         self._settings = settings
         self._lease_seconds = settings.ingest_lease_seconds
         tick = self._lease_seconds // 3

@@ -190,14 +190,14 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
     """
     settings = Settings()
     begin(f"delete what has rested for {seconds:,.0f} s")
-    with closing_client(settings.redis_url) as client:
+    with closing_client(settings.redis_url) as client, closing_client(settings.queue_server) as rq:
         whole, microseconds = client.time()
         now = min(time.time(), whole + microseconds / 1e6)  # neither clock alone makes old
         before, farm = now - seconds, FarmClient(client)
         ended = [job for job, status in farm.statuses().items() if _is_over(status, before)]
         for job in ended:
             farm.job(job).delete()
-        requests = _delete_cancelled(Queue(QUEUE, client, serializer="json"), before)
+        requests = _delete_cancelled(Queue(QUEUE, rq, serializer="json"), before)
         directories = remove_old(settings, now, lambda job: not farm.exists(job))
     note(state="finished")
     return {"jobs": ended, "requests": requests, "directories": directories}

@@ -86,7 +86,8 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         passes: The passes that the farm's scheduler can run.
     """
     client = connect(settings.redis_url, settings.http_waiting_max + OTHER_THREADS)
-    services = Services(client, settings, passes)
+    rq = connect(settings.queue_url) if settings.queue_url else client
+    services = Services(client, settings, passes, rq)
     path = settings.keys_file.expanduser() if keys and settings.keys_file else None
     keyring = Keyring(keys, path)
     sessions = Sessions(client, keyring, settings.http_session_seconds)
@@ -98,6 +99,7 @@ def create_app(settings: Settings, keys: Sequence[Key], passes: Passes) -> FastA
         yield
         await watch.close()
         client.close()  # which also ends the threads that wait for workers
+        rq.close()
 
     app = FastAPI(
         title="embedfarm",

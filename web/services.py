@@ -51,12 +51,14 @@ class Services:
         client: Client of the farm's server.
         settings: The farm's settings.
         passes: The passes that the farm's scheduler can run.
+        rq: Client of the server of RQ's queue.
         caller: The key of the request.
     """
 
     client: redis.Redis
     settings: Settings
     passes: Passes
+    rq: redis.Redis
     caller: Key = ANYBODY
 
     def find_model(self, name: str) -> str:
@@ -91,7 +93,7 @@ class Services:
     @property
     def submissions(self) -> Submissions:
         """Queue of the jobs that `embedfarm ingest` runs."""
-        return Submissions(self.client, self.settings)
+        return Submissions(self.client, self.settings, self.rq)
 
     def grant(self, terms: Terms) -> Terms:
         """Return the terms as the caller may have them: jobs by a tenant's key are that tenant's.

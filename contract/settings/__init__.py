@@ -95,6 +95,11 @@ class Settings(
         return self
 
     @property
+    def queue_server(self) -> str:
+        """URL of the server of RQ's queue: `queue_url`, or the farm's."""
+        return self.queue_url or self.redis_url
+
+    @property
     def jobs_path(self) -> Path:
         """Directory of jobs by HTTP: `jobs_directory`, or its default."""
         chosen = self.jobs_directory or self.state_directory / "jobs"

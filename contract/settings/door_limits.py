@@ -78,6 +78,13 @@ class TenantLimits(BaseModel):
 class IngestSettings(BaseModel):
     """Limits of jobs that others enqueue, and of what goes outwards for them."""
 
+    queue_url: Annotated[
+        str,
+        Field(
+            description="Server of RQ's queue, for `ingest`, `serve` and programs; empty: the "
+            "farm's. RQ does not run on a cluster, so that a farm on one needs another server."
+        ),
+    ] = ""
     ingest_roots: Annotated[
         list[Path],
         Field(description="Directories that RQ jobs may read and write below; none: nothing."),

@@ -29,8 +29,8 @@ class HostSettings(BaseModel):
     redis_url: Annotated[
         str,
         Field(
-            description="Server to use: redis://, rediss://, unix:// or redis+sentinel:// "
-            "(docs/security.md); empty: a private one."
+            description="Server to use: redis://, rediss://, unix://, redis+sentinel:// or "
+            "redis+cluster:// (docs/security.md); empty: a private one."
         ),
     ] = ""
     redis_bytes_max: Annotated[

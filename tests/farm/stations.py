@@ -62,7 +62,9 @@ class Stations:
         )
         self.timetable = Timetable(self.client, self.settings)
         self.sessions = Sessions(self.client, Keyring([KEY]), 60)
-        self.services = Services(self.client, self.settings, Passes((), (), lambda _: None))
+        self.services = Services(
+            self.client, self.settings, Passes((), (), lambda _: None), self.client
+        )
         self.begin()
 
     def begin(self) -> None:

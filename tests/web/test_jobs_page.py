@@ -419,7 +419,7 @@ def test_what_others_own_is_not_steered(server: LiveServer, many: redis.Redis) -
 
 def test_a_place_in_the_queue(web: TestClient, client: redis.Redis) -> None:
     """A job that waits for an ingest worker shows how many are before it."""
-    submissions = Submissions(client, Settings())
+    submissions = Submissions(client, Settings(), client)
     for number in (1, 2):
         job = Job(client, f"{number:032x}")
         job.create(SPEC, 0, notes={"out": "out"})

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
+import redis
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -91,7 +92,7 @@ def ready(
 ) -> Ready:
     """Tell whether the farm answers requests, with 503 if not; `reasons` has all that it lacks."""
     farm, settings = FarmClient(services.client), services.settings
-    beats, reasons = _look(farm, settings)
+    beats, reasons = _look(farm, services.rq, settings)
     loaded = loaded_models(beats)
     warm = [name for name in settings.models if name in loaded]
     reasons += [OLD_KEYS] * bool(request.app.state.keyring.problem)
@@ -106,14 +107,16 @@ def ready(
     return Ready(ready=is_ready, takes_jobs=takes_jobs, warm=warm, reasons=reasons)
 
 
-def _look(farm: FarmClient, settings: Settings) -> tuple[list[Heartbeat], list[str]]:
+def _look(
+    farm: FarmClient, rq: redis.Redis, settings: Settings
+) -> tuple[list[Heartbeat], list[str]]:
     """Return the live workers, and why a farm is not whole: no server, scheduler, room or such."""
     try:
         beats = farm.workers()
         found = {
             NO_SCHEDULER: farm.plans.has_scheduler(),
             NO_WORKER: bool(beats),
-            NO_INGEST: has_worker(farm.client),
+            NO_INGEST: has_worker(rq),
             NO_ROOM: not FarmWindow(farm.client, settings).seen().short,
         }
     except UNAVAILABLE:

@@ -1,0 +1,113 @@
+"""A cluster of three primaries, with a replica each, on loopback."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from embedfarm.contract.settings import Settings
+from tests.support import LiveServer, free_port, wait_until
+
+PRIMARIES: Final = 3
+MEETINGS_MAX: Final = 6
+NODE_TIMEOUT_MS: Final = 4000  # a primary that is only starved must not be taken for a dead one
+
+
+class ClusterOfSix:
+    """Six servers; the first three are primaries at first."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        ports = [free_port() for _ in range(2 * PRIMARIES)]
+        self.ports = dict(enumerate(ports))
+        self._bus = {port: free_port() for port in ports}
+        self.servers = [self._server(directory / f"node-{port}", port, kind) for port in ports]
+
+    @property
+    def url(self) -> str:
+        """URL that names two of the six."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{self.ports[n]}" for n in (0, 1))
+
+    def node(self, number: int) -> redis.Redis:
+        """Return a client of one server alone."""
+        return redis.Redis(port=self.ports[number], decode_responses=True)
+
+    def owner(self, job: str) -> int:
+        """Return the number of the server that is the primary of a job."""
+        slot = key_slot(job.encode())
+        for first, last, (_, port, *_), *_ in self._ask(0, "CLUSTER SLOTS"):
+            if first <= slot <= last:
+                return next(n for n, each in self.ports.items() if each == port)
+        raise LookupError(job)
+
+    def move(self, job: str, target: int) -> None:
+        """Move the slot of a job from its primary to another one, key by key, as operators do."""
+        slot, source = key_slot(job.encode()), self.owner(job)
+        ids = {n: self._ask(n, "CLUSTER MYID") for n in (source, target)}
+        self._ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", ids[source])
+        self._ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", ids[target])
+        while keys := self._ask(source, "CLUSTER GETKEYSINSLOT", slot, 1):
+            self._ask(
+                source, "MIGRATE", "127.0.0.1", self.ports[target], "", 0, 5000, "KEYS", *keys
+            )
+        for each in (target, source):
+            self._ask(each, "CLUSTER SETSLOT", slot, "NODE", ids[target])
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Run all servers, and yield once each slot has its primary and replica."""
+        with contextlib.ExitStack() as stack:
+            for server in self.servers:
+                stack.callback(server.stop)
+                server.start()
+            self._meet()
+            bounds = [n * REDIS_CLUSTER_HASH_SLOTS // PRIMARIES for n in range(PRIMARIES + 1)]
+            for number in range(PRIMARIES):
+                ends = bounds[number], bounds[number + 1] - 1
+                self._ask(number, "CLUSTER ADDSLOTSRANGE", *ends)
+            for number in range(PRIMARIES):
+                primary = self._ask(number, "CLUSTER MYID")
+                self._ask(number + PRIMARIES, "CLUSTER REPLICATE", primary)
+            wait_until(lambda: all(map(self._is_ready, self.ports)), 60)
+            yield
+
+    def _meet(self) -> None:
+        """Make all servers known to all; a handshake may come to nothing on a busy machine."""
+        for _ in range(MEETINGS_MAX):
+            for number in range(1, len(self.servers)):
+                port = self.ports[number]
+                self._ask(0, "CLUSTER MEET", "127.0.0.1", port, self._bus[port])
+            with contextlib.suppress(TimeoutError):
+                wait_until(lambda: {self._count(n) for n in self.ports} == {len(self.servers)}, 10)
+                return
+        raise TimeoutError("the servers do not meet")
+
+    def _server(self, directory: Path, port: int, kind: str) -> LiveServer:
+        words = {
+            "port": port,
+            "bind": "127.0.0.1",
+            "cluster-enabled": "yes",
+            "cluster-port": self._bus[port],
+            "cluster-node-timeout": NODE_TIMEOUT_MS,
+            "repl-diskless-sync-delay": 0,
+        }
+        options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+        return LiveServer(directory, kind, Settings(), f"redis://127.0.0.1:{port}", options)
+
+    def _ask(self, number: int, *words: object) -> Any:  # noqa: ANN401 # whatever it answers
+        with self.node(number) as client:
+            return client.execute_command(*words)
+
+    def _count(self, number: int) -> int:
+        return len(self._ask(number, "CLUSTER NODES"))
+
+    def _is_ready(self, number: int) -> bool:
+        ranges = self._ask(number, "CLUSTER SLOTS")
+        whole = sorted(len(nodes) for _, _, *nodes in ranges) == [2] * PRIMARIES
+        with self.node(number) as client:
+            facts = client.info("replication")
+            takes_writes = client.execute_command("CLUSTER INFO")["cluster_state"] == "ok"
+        in_step = facts["role"] == "master" or facts["master_link_status"] == "up"
+        return whole and in_step and takes_writes
