@@ -227,7 +227,7 @@ class Monitor:
         elif script == SPLIT and reply == b"split":
             self._check_tries((key, words[6]), int(words[8]))
         elif script == COMMIT and reply == b"committed":
-            for attempts in words[25::3]:
+            for attempts in words[26::3]:
                 self._check_tries((key, words[8]), int(attempts))
 
     def _check_tries(self, place: tuple[bytes, bytes], attempts: int) -> None:
