@@ -70,8 +70,12 @@ class ClusterOfSix:
             for number in range(PRIMARIES):
                 primary = self._ask(number, "CLUSTER MYID")
                 self._ask(number + PRIMARIES, "CLUSTER REPLICATE", primary)
-            wait_until(lambda: all(map(self._is_ready, self.ports)), 60)
+            wait_until(self.is_ready, 60)
             yield
+
+    def is_ready(self) -> bool:
+        """Tell whether every server takes part, and each slot has a primary and a replica."""
+        return all(map(self._is_in_step, self.ports))
 
     def _meet(self) -> None:
         """Make all servers known to all; a handshake may come to nothing on a busy machine."""
@@ -103,7 +107,7 @@ class ClusterOfSix:
     def _count(self, number: int) -> int:
         return len(self._ask(number, "CLUSTER NODES"))
 
-    def _is_ready(self, number: int) -> bool:
+    def _is_in_step(self, number: int) -> bool:
         ranges = self._ask(number, "CLUSTER SLOTS")
         whole = sorted(len(nodes) for _, _, *nodes in ranges) == [2] * PRIMARIES
         with self.node(number) as client:
