@@ -28,8 +28,6 @@ MODELS: Final = 4
 BLOCKS: Final = 100
 HELD_BLOCKS: Final = 20  # by each worker: a micro-batch at work and one in hand
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(autouse=True)
 def no_garbage() -> Iterator[None]:
@@ -125,6 +123,7 @@ def percentiles(states: Sequence[FarmState]) -> NDArray[np.float64]:
     return min(rounds, key=lambda each: float(each[2]))
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("tail", [False, True], ids=["waiting", "tail"])
 @pytest.mark.parametrize(("workers", "jobs", "microseconds"), SIZES)
@@ -137,6 +136,7 @@ def test_a_decision_for_one_event_is_quick(
     assert found[2] <= microseconds
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "jobs", "microseconds"), SIZES)
 def test_an_idle_worker_at_the_end_is_planned_for_quickly(
@@ -150,6 +150,7 @@ def test_an_idle_worker_at_the_end_is_planned_for_quickly(
     assert found[2] <= microseconds
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("tail", [False, True], ids=["waiting", "tail"])
 @pytest.mark.parametrize(("workers", "jobs"), [(64, 100), (512, 1000)])
@@ -176,12 +177,14 @@ def cost(workers: int, jobs: int) -> float:
     return min(measure(events(crowd(workers, jobs), 30), passes()))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("workers", [16, 32])
 def test_cost_grows_at_most_linearly_with_jobs(workers: int) -> None:
     """A decision for four times the jobs takes at most four times as long, but for noise."""
     assert cost(workers, 400) <= 1.5 * 4 * cost(workers, 100)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("jobs", [10, 50])
 def test_cost_grows_at_most_linearly_with_workers(jobs: int) -> None:
     """A decision for four times the workers takes at most four times as long, but for noise."""
@@ -205,6 +208,7 @@ def test_memory_grows_at_most_linearly_with_the_farm(*, tail: bool) -> None:
     assert most_bytes(2048, 3200) <= 1.1 * 8 * most_bytes(256, 400)
 
 
+@pytest.mark.alone
 def test_a_plan_for_all_costs_less_than_plans_for_each() -> None:
     """A plan for 64 workers takes no longer than 64 plans for one."""
     state, policy = crowd(64, 50), passes()
