@@ -134,6 +134,13 @@ build/slurm/usr:
 slurm: .venv/installed-dev build/slurm/usr ## The array job of deploy/slurm on a real Slurm of one node, from Debian's packages; as root.
 	$(BIN)/python -m tests.slurm_cluster
 
+.venv/installed-ray: .venv/installed-dev
+	$(PIP) --editable '.[ray]'
+	touch $@
+
+ray: .venv/installed-ray ## Workers on a real Ray cluster of three nodes, killed and taken away in mid-job.
+	$(BIN)/python -m pytest -m ray -s tests/farm/test_ray.py $(ARGS)
+
 policies: .venv/installed-dev build/checkov/installed ## Another linter's policies on the manifests of Kubernetes.
 	$(BIN)/python -m tests.deploy
 
@@ -146,4 +153,4 @@ bench-gpu: .venv/installed-dev ## The farm on this machine's GPU, and models tha
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients slurm policies endpoint bench-peers bench-scheduling simulate week clean
+.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients slurm ray policies endpoint bench-peers bench-scheduling simulate week clean

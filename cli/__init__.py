@@ -16,6 +16,7 @@ EXTRAS = {
         "croniter", "fastapi", "h11", "httpcore2", "jinja2", "matplotlib", "multipart",
         "prometheus_client", "rq", "standardwebhooks", "uvicorn",
     ),
+    "ray": ("ray",),
 }  # fmt: skip
 
 

@@ -71,7 +71,8 @@ VERBS: Final = {
         "Run a scheduler; of several, one is active and the others stand by.",
     ),
     "work": Verb(
-        ("roles", "work"), "Run one worker process per device of this host, or per endpoint."
+        ("roles", "work"),
+        "Run one worker process per device of this host, per endpoint, or of a Ray cluster.",
     ),
     "ingest": Verb(
         ("ingest", "ingest"),

@@ -55,6 +55,32 @@ Endpoints = Annotated[
         help="Server that embeds, in place of devices: what stands before /embeddings.",
     ),
 ]
+EndpointModel = Annotated[
+    str, typer.Option(metavar="MODEL", help="Model of the endpoints, as jobs name it.")
+]
+ServedModel = Annotated[
+    str, typer.Option(metavar="NAME", help="The same model, as the endpoints name it.")
+]
+EndpointDtype = Annotated[
+    EndpointType | None, typer.Option(help="Type that the endpoints compute in.")
+]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests to an endpoint at a time.")]
+Cluster = Annotated[
+    str,
+    typer.Option(
+        metavar="CLUSTER",
+        help="Work on the hosts of a cluster, not on this one: ray for the Ray cluster that this "
+        "host is of, ray://HOST:10001 for another one. There --devices is all, gpu or cpu, and "
+        "--workers N asks for N of them (deploy/ray).",
+    ),
+]
+ActorCpus = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="CPUs that each actor on a cluster asks for; 0: its node's, or 4 with --workers.",
+    ),
+]
 
 
 def schedule(redis: RedisUrl = "") -> None:
@@ -78,20 +104,14 @@ def work(  # noqa: PLR0913, PLR0917 -- each is a flag
     workers: CpuWorkers = 0,
     pins: Pins = None,
     endpoint: Endpoints = None,
-    model: Annotated[
-        str, typer.Option(metavar="MODEL", help="Model of the endpoints, as jobs name it.")
-    ] = "",
-    served_model: Annotated[
-        str, typer.Option(metavar="NAME", help="The same model, as the endpoints name it.")
-    ] = "",
-    dtype: Annotated[
-        EndpointType | None, typer.Option(help="Type that the endpoints compute in.")
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests to an endpoint at a time.")
-    ] = None,
+    model: EndpointModel = "",
+    served_model: ServedModel = "",
+    dtype: EndpointDtype = None,
+    concurrency: Concurrency = None,
+    on: Cluster = "",
+    cpus: ActorCpus = 0,
 ) -> None:
-    """Run one worker process per device of this host, or per endpoint."""
+    """Run one worker process per device of this host, per endpoint, or of a Ray cluster."""
     from embedfarm.workers.device_groups import choose_devices
     from embedfarm.workers.devices import endpoints
     from embedfarm.workers.supervisor import children, tell_exits
@@ -105,10 +125,21 @@ def work(  # noqa: PLR0913, PLR0917 -- each is a flag
         "endpoint_requests_max": concurrency,
     }
     settings = settings.model_copy(update={name: each for name, each in given.items() if each})
+    if on:
+        from embedfarm.cli.cluster import work_on
+
+        if endpoint or any(given.values()):
+            fail(
+                "endpoints need no cluster: leave out --on, or --endpoint and what goes with it",
+                USAGE,
+            )
+        work_on(on, devices, workers, cpus, settings)
+        return
     urls = endpoint or [each for each in [settings.endpoint_url] if each]
     if urls and not settings.endpoint_model:
         fail("which model is it that the endpoints have? give --model MODEL", USAGE)
     stop = stop_on_signals()
+    watch_parent_pipe(stop.set)
     notifier = Notifier()
     with plain_errors(), closing_client(url) as client:
         chosen = endpoints(urls) if urls else choose_devices(devices, workers, settings)

@@ -38,6 +38,7 @@ READ_BYTES: Final = 1 << 20
 FIRST_PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0
 WARNING_SECONDS: Final = 10.0  # between two that say the same
+HOST_NAME: Final = "EMBEDFARM_HOST_NAME"
 KEEPS_KEYS: Final = "noeviction"  # the `maxmemory-policy` of a server that refuses writes instead
 
 T = TypeVar("T")
@@ -367,8 +368,12 @@ def closing_client(url: str) -> Iterator[redis.Redis]:
 
 
 def host_name() -> str:
-    """Return this machine's name for worker names, without the separators that keys use."""
-    return socket.gethostname().replace("|", "-").replace("/", "-")
+    """Return this machine's name for worker names, without the separators that keys use.
+
+    `EMBEDFARM_HOST_NAME` gives another one, where machines share a name or workers a machine.
+    """
+    name = os.environ.get(HOST_NAME) or socket.gethostname()
+    return name.replace("|", "-").replace("/", "-")
 
 
 def name_process(role: str) -> str:

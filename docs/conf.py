@@ -73,6 +73,7 @@ CONTENTS: Final = {
         "deploy/README",
         "deploy/kubernetes/README",
         "deploy/slurm/README",
+        "deploy/ray/README",
         "docs/endpoints",
         "docs/settings",
         "docs/security",

@@ -12,21 +12,28 @@ CPU_FACTS: Final = Path("/proc/cpuinfo")
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 CGROUP_MEMBERSHIP: Final = Path("/proc/self/cgroup")
 NODES: Final = Path("/sys/devices/system/node")
+LENT_CORES: Final = "EMBEDFARM_LENT_CORES"
+"""Names a number of cores that workers may use, where a cluster lends them a part of a host."""
 
 
 def available_cores() -> tuple[int, ...]:
     """Return the cores this process may use: its affinity, cut to the CPU quota of its cgroup.
 
-    Those of a NUMA node follow each other.
+    `EMBEDFARM_LENT_CORES` cuts them further. Those of a NUMA node follow each other.
     """
-    if hasattr(os, "sched_getaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-    else:
-        cores = list(range(os.cpu_count() or 1))
+    cores = _permitted_cores()
     nodes = core_nodes()
     cores.sort(key=lambda core: nodes.get(core, 0))
     quota = cgroup_quota(CGROUP_ROOT, CGROUP_MEMBERSHIP)
-    return tuple(cores[: max(1, math.floor(min(quota, len(cores))))])
+    lent = int(os.environ.get(LENT_CORES) or len(cores))
+    return tuple(cores[: max(1, math.floor(min(quota, lent, len(cores))))])
+
+
+def _permitted_cores() -> list[int]:
+    """Return the cores of this process's affinity, in order; all, where there is no such thing."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def core_nodes() -> dict[int, int]:
@@ -67,12 +74,15 @@ def share_cores(nodes: Sequence[int]) -> list[tuple[int, ...]]:
 def bind(cores: Sequence[int]) -> None:
     """Bind this process to all of the available cores on the NUMA nodes of some of them.
 
-    A host with one node has nothing to bind.
+    A host with one node has nothing to bind. Where only a number of the cores is ours, such as by a
+    quota, all who share the host would be bound to the same ones; there the kernel chooses.
     """
     nodes = core_nodes()
+    available = available_cores()
     wanted = {nodes.get(core) for core in cores}
-    near = {core for core in available_cores() if nodes.get(core) in wanted}
-    if len(set(nodes.values())) > 1 and near:
+    near = {core for core in available if nodes.get(core) in wanted}
+    whole = len(available) == len(_permitted_cores())
+    if whole and len(set(nodes.values())) > 1 and near:
         os.sched_setaffinity(0, near)
 
 

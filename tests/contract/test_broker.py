@@ -405,7 +405,9 @@ def test_find_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Names for people.
 
 
-def test_host_name() -> None:
-    """The name of this machine can be part of a key and of a rate's name."""
+def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of this machine can be part of a key and of a rate's name, and be another one."""
     assert host_name()
     assert not {"|", "/"} & set(host_name())
+    monkeypatch.setenv("EMBEDFARM_HOST_NAME", "rack/7")
+    assert host_name() == "rack-7"

@@ -103,3 +103,16 @@ def test_a_host_with_one_node_binds_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cores, "core_nodes", lambda: {0: 0, 1: 0})
     monkeypatch.setattr(os, "sched_setaffinity", None, raising=False)
     cores.bind([0])
+
+
+@pytest.mark.usefixtures("two_nodes")
+@pytest.mark.parametrize(("quota", "lent"), [(4.0, ""), (math.inf, "4"), (6.5, "4")])
+def test_a_part_of_a_host_binds_nothing(
+    quota: float, lent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that have a number of cores, by a quota or as they are lent, are bound to no node."""
+    monkeypatch.setattr(cores, "cgroup_quota", lambda _root, _membership: quota)
+    monkeypatch.setenv(cores.LENT_CORES, lent)
+    monkeypatch.setattr(os, "sched_setaffinity", None, raising=False)
+    assert len(cores.available_cores()) == 4
+    cores.bind([0, 1])
