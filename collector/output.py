@@ -58,6 +58,7 @@ from embedfarm.contract.durable_files import (
 from embedfarm.contract.records import Result
 
 IDS_FILE: Final = "ids"
+RECEIPT_BYTES: Final = 160  # of a result whose vectors are stored, without ids and checksums
 
 _NO_ROWS: Final = Layout(0, "float32", ids=False)
 
@@ -389,5 +390,10 @@ class Output:
 
 
 def _size(result: Result) -> int:
-    """Return the bytes a result counts for: its vectors, or its ids where those are longer."""
-    return max(len(result.vectors), sum(map(len, result.ids or ())))
+    """Return the bytes a result counts for: its vectors, or what else the server has where longer.
+
+    That is its ids, and of vectors that are stored past the server the receipt.
+    """
+    ids = sum(map(len, result.ids or ()))
+    receipt = 0 if result.receipt is None else RECEIPT_BYTES + len(result.checksums)
+    return max(len(result.vectors), ids + receipt)

@@ -15,6 +15,7 @@ from embedfarm.contract.stored_results import StoredFiles, checksum_of, is_left_
 READ_BYTES: Final = 8 << 20  # read at a time: those of the next results lie behind one another
 LOOKS_MAX: Final = 5  # at a file that is not there, which another host may have seen already
 LOOK_SECONDS: Final = 0.5
+REMOVALS_MAX: Final = 10  # tries to delete what is left of a job, `LOOK_SECONDS` apart
 PAUSE_SECONDS: Final = 5.0  # between two tries to read what a storage does not give
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class StoredVectors:
     _swept: int = -1
 
     def fill(self, result: Result) -> Result:
-        """Return a result with its vectors, which are those that its receipt says.
+        """Return a result with its vectors beside the receipt, which says what they must be.
 
         A storage that gives no answer is waited for.
 
@@ -60,7 +61,7 @@ class StoredVectors:
         if len(vectors) != receipt.bytes or checksum_of(vectors) != receipt.checksum:
             self._read = "", 0, b""
             raise VectorsLost(f"{receipt.file} has other bytes than were stored")
-        return msgspec.structs.replace(result, vectors=vectors, receipt=None)
+        return msgspec.structs.replace(result, vectors=vectors)
 
     def _bytes(self, receipt: Receipt) -> bytes:
         """Return the bytes that a receipt names, from what was read ahead if they are there."""
@@ -127,8 +128,12 @@ class StoredVectors:
 
 
 def remove_stored(files: StoredFiles) -> None:
-    """Delete all that is stored of a job that has ended, as far as that is possible."""
-    try:
-        files.remove()
-    except Exception as error:  # noqa: BLE001 -- of a library; nothing is lost by it
-        log.warning("stored vectors of a job that has ended cannot be deleted: %s", error)
+    """Delete all that is stored of a job that has ended; give up where that is refused for long."""
+    for tries_left in reversed(range(REMOVALS_MAX)):
+        try:
+            return files.remove()
+        except Exception as error:  # noqa: BLE001 -- of a library; nothing is lost by it
+            log.warning("stored vectors of a job that has ended cannot be deleted: %s", error)
+            if tries_left and files.may_pass(error):
+                threading.Event().wait(LOOK_SECONDS)
+    return None

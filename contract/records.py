@@ -235,8 +235,8 @@ class Result(Record):
         seconds: The block's share of the time of the worker's device, or of all of its devices.
         known: For each chunk a byte, which is 1 if its vector was known; empty where none was.
         cost: What that time costs, by the price of the worker's settings.
-        receipt: Where the vectors are, if they are stored; `vectors` is empty then. None where they
-            are here.
+        receipt: Where the vectors are, if they are stored; on the server `vectors` is empty then.
+            None where they are here.
     """
 
     versions: ClassVar[int] = 2  # who does not know `receipt` would take the vectors for lost

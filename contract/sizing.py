@@ -79,8 +79,6 @@ def has_room(status: JobStatus, settings: Settings, farm: FarmRoom = ROOMY) -> b
     Where results of all jobs overfill the farm's window, each may have its fair share. What was
     lost and sent again is leased in any case: the collector may wait for it.
     """
-    if status.stored_bytes >= settings.stored_bytes_max:
-        return status.drained_upto < status.refilled_upto
     if status.result_bytes < results_free(settings, farm):
         return True
     if status.drained_upto < status.refilled_upto:

@@ -220,8 +220,8 @@ class JobStatus:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of vectors that are stored past the server and not on disk."""
-        chunks = max(0, self.done - self.drained_upto) if self.receipt_bytes else 0
+        """Bytes of vectors past the server once all that was pushed is embedded; 0 for none."""
+        chunks = max(0, self.pushed_upto - self.drained_upto) if self.receipt_bytes else 0
         return chunks * self.vector_bytes
 
     @property

@@ -11,7 +11,7 @@ fsspec opens, whose credentials each process has from its own environment.
 
 import errno
 import re
-import secrets
+import uuid
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,11 +31,10 @@ from embedfarm.contract.redaction import hide_in_word
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-NONCE_BYTES: Final = 8
 REMOVALS_MAX: Final = 3  # of a directory into which somebody still writes
 
 _NAME: Final = re.compile(
-    r"(?P<generation>[0-9]{0,20}\+*)\.(?P<start>[0-9]{1,16})-(?P<end>[0-9]{1,16})\.[0-9a-f]{16}"
+    r"(?P<generation>[0-9]{0,20}\+*)\.(?P<start>[0-9]{1,16})-(?P<end>[0-9]{1,16})\.[0-9a-f]{32}"
     rf"(?:{re.escape(TEMPORARY_SUFFIX)})?"
 )
 _LOCAL: Final = "file://"
@@ -49,7 +48,7 @@ class StorageRefused(EmbedfarmError, ValueError):
 
 def make_name(generation: str, start: int, end: int) -> str:
     """Return a name, which no other file has, for vectors of chunks `start` to `end - 1`."""
-    return f"{generation}.{start}-{end}.{secrets.token_hex(NONCE_BYTES)}"
+    return f"{generation}.{start}-{end}.{uuid.uuid4().hex}"
 
 
 def is_name(name: str) -> bool:

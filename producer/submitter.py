@@ -410,7 +410,7 @@ class Submitter:
         return self._persist(partial(self._window.reserve, status, self._vector_bytes, costs))
 
     def _has_room(self, status: JobStatus, cost: int) -> bool:
-        """Tell whether text and vectors on the server stay bounded, also once all is embedded.
+        """Tell whether all stays bounded on the server and past it, also once all is embedded.
 
         When nothing waits there is room for a group, since the collector may need more to fill a
         part; workers stop at `results_bytes_max`.
@@ -419,7 +419,8 @@ class Submitter:
         if not self._speed and blocks >= PROBE_BLOCKS:
             return False
         used = used_bytes(status, self._vector_bytes)
-        return blocks <= 0 or used + cost <= self.settings.window_bytes_max
+        fits = used + cost <= self.settings.window_bytes_max
+        return blocks <= 0 or (fits and status.stored_bytes < self.settings.stored_bytes_max)
 
     def _wait(self) -> None:
         """Wait a moment for the collector to make room."""

@@ -20,7 +20,7 @@ class StorageSettings(BaseModel):
     stored_bytes_max: Annotated[
         PositiveInt,
         Field(
-            description="Vectors of a job that are stored past Redis and not collected, at which "
-            "no more work is planned."
+            description="Vectors of a job that are stored past Redis and not on disk, at which its "
+            "producer waits."
         ),
     ] = 2 * GIBIBYTE
