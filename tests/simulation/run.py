@@ -39,6 +39,7 @@ from tests.simulation.scene import Scene
 from tests.simulation.server import ModelServer
 from tests.simulation.shelf import Shelf
 from tests.simulation.states import State
+from tests.simulation.storage import ROOT, Storage, note_losses, put_on
 from tests.simulation.user_steps import Lives
 from tests.simulation.users import SIZES, User
 from tests.simulation.views import Broken
@@ -56,6 +57,7 @@ CROWD_SHARE: Final = 0.3  # of the other seeds, with several users at once, whos
 USERS: Final = ("job", "more", "third", "fourth", "fifth", "sixth")
 SEVERAL_SHARE: Final = 0.2  # of the seeds, with several models
 SEVERAL_USERS: Final = (2, 3)
+STORED_SHARE: Final = 0.25  # of the seeds, with a storage past the server
 DAMAGED_SHARE: Final = 0.3  # of those with one model, in which a device begins to compute wrongly
 SLOW_SHARE: Final = 0.15  # of the lively ones, in which reading is slower than all timeouts
 READ_SECONDS_MAX: Final = 12.0  # for all of a corpus, where reading is slower than all timeouts
@@ -133,6 +135,7 @@ class Simulation:
         guess_vectors(DIMENSIONS)
         end_by(self._kill_current)
         note_canaries()
+        note_losses()
         sync_seconds = partial(random.uniform, 0.0, SYNC_SECONDS_MAX)
         self.disk = Disk(self.directory / "disk", world, sync_seconds, self._detail)
         settings = self._settings()
@@ -147,9 +150,13 @@ class Simulation:
         if shelf is not None:  # a window for one block is no window for three users
             room = max(SEVERAL_USERS) * settings.farm_window_bytes_max
             settings = settings.model_copy(update={"farm_window_bytes_max": room})
+        storage = self._storage()
+        if storage is not None:
+            limits = {"stored_roots": (ROOT,), "stored_bytes_max": 3 * settings.part_bytes_max}
+            settings = settings.model_copy(update=limits)
         self.scene = Scene(
             world, self.host, settings, self.directory, self.disk.root, self._say, speed, lively,
-            shelf,
+            shelf, storage,
         )  # fmt: skip
         users = random.randint(1, USERS_MAX) if lively else self._crowd()
         self.users = self._users(users if shelf is None else several.randint(*SEVERAL_USERS))
@@ -226,6 +233,15 @@ class Simulation:
         """Choose how many users there are who run one command after the other: most often one."""
         own = Random(f"{self.seed} crowd")
         return own.randint(2, len(USERS)) if own.random() < CROWD_SHARE else 1
+
+    def _storage(self) -> Storage | None:
+        """Make the storage of a run in which vectors may be stored past the server."""
+        own = Random(f"stored {self.seed}")
+        stored = own.random() < STORED_SHARE
+        lossy = partial(len, self.host.forgotten)
+        storage = Storage(self.world, own, lossy, self._broken) if stored else None
+        put_on(storage)
+        return storage
 
     def _shelf(self, own: Random, speed: int) -> Shelf:
         """Make the models of a run that has several."""

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from embedfarm.contract.settings import Settings
 from tests.simulation.link import Host
 from tests.simulation.shelf import Shelf
+from tests.simulation.storage import ROOT, Storage
 from tests.simulation.world import World
+
+STORED_SHARE: Final = 0.8  # of jobs, in runs with a storage
 
 
 class FinishedOutput(NamedTuple):
@@ -38,6 +41,7 @@ class Scene:
         speed: Tokens per second of a device.
         lively: Whether users do more than run one command after the other.
         shelf: The models that jobs are for, None where there is only one.
+        storage: Where jobs may have their vectors stored, None where they go through the server.
         ids: Ids of all jobs that there ever were.
         steered: Jobs that somebody has cancelled or deleted.
         finished: Outputs that were finished, for others to take their vectors.
@@ -57,6 +61,7 @@ class Scene:
     speed: int
     lively: bool
     shelf: Shelf | None = None
+    storage: Storage | None = None
     ids: list[str] = field(default_factory=list)
     steered: set[str] = field(default_factory=set)
     finished: list[FinishedOutput] = field(default_factory=list)
@@ -65,6 +70,12 @@ class Scene:
     chunks: int = 0
     failed: int = 0
     harmless: int = 0
+
+    def choose_place(self) -> str:
+        """Choose where the vectors of a job are stored, "" for the server."""
+        if self.storage is None or self.storage.random.random() > STORED_SHARE:
+            return ""
+        return ROOT
 
     def fail(self, error: BaseException) -> None:
         """Note an error that should not have happened; the run ends by it."""

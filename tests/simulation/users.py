@@ -187,7 +187,7 @@ class User:
             tuple(map(str, files)),
             CorpusOptions(),
             skip_bad_rows=False,
-            spec=JobSpec(model=model),
+            spec=JobSpec(model=model, stored=scene.choose_place()),
             sink=some.choice(["npy", "jsonl"]),
         )
         place = Place(scene.outputs / name, scene.settings, "", 0, self._choose_id(name))
@@ -356,7 +356,8 @@ class User:
     def _correct_model(self, work: Work) -> None:
         """Ask for a model that exists."""
         model, shelf = f"null:{DIMENSIONS}:{self.scene.speed}", self.scene.shelf
-        spec = JobSpec(model=model if shelf is None else self.random.choice(shelf.usable()))
+        model = model if shelf is None else self.random.choice(shelf.usable())
+        spec = JobSpec(model=model, stored=work.request.spec.stored)
         work.request = replace(work.request, spec=spec)
         work.reuse = ()
         work.corpus.reorder()
@@ -401,6 +402,11 @@ class User:
         harmless = [i for i in stored.attempts if i < len(texts) and texts[i] not in work.deadly]
         self.scene.harmless += len(harmless)
 
+    def _left_in_storage(self, work: Work) -> list[str]:
+        """Return the stored vectors that are left of a job that is done."""
+        storage = self.scene.storage
+        return [] if storage is None else storage.left(work.place.job_id, work.begun_at)
+
     def _check_server(self, work: Work) -> None:
         """Check that nothing but the record of an ended job is left on the server.
 
@@ -424,6 +430,8 @@ class User:
         undone, embed = any(map(is_end, host.forgotten)), self.scene.world.process
         if undone and embed not in host.served and not is_end(host.asked.get(embed, [])):
             return
+        if objects := self._left_in_storage(work):
+            raise Failure(f"left in the storage: {objects}")
         gone = set(keys.all()) - {keys.meta, keys.failed}
         if left := {key for key in gone if server.execute([b"EXISTS", key.encode()], now_ms)}:
             raise Failure(f"left on the server: {sorted(left)}")
