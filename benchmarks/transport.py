@@ -1,9 +1,10 @@
 """Benchmark of everything but the model: throughput and memory of the farm with the null engine.
 
-    python -m benchmarks.transport [--chunks N] [--workers N] [--format F] [--json]
+    python -m benchmarks.transport [--chunks N] [--workers N] [--format F] [--results R] [--json]
 
 200-byte texts from JSON Lines, vectors of 384 floats in one .npy or in Parquet, all processes
-on this machine. The report says what each process used, and so what bounds the farm.
+on this machine. Vectors come through the server, or with `--results stored` past it in files. The
+report says what each process used, and so what bounds the farm.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from benchmarks.processes import Usage, run_watched
 TEXT_BYTES: Final = 200
 DIMENSIONS: Final = 384
 FORMATS: Final = ("npy", "parquet")
+RESULTS: Final = ("inline", "stored")
 MEBIBYTE: Final = 1 << 20
 
 
@@ -29,6 +31,7 @@ class Report:
     Attributes:
         chunks: Number of chunks in the corpus.
         sink: Format of the output.
+        results: How vectors came to the command.
         embed_seconds: Time from the first block read to the last commit.
         wall_seconds: Time of the whole command, its start and end included.
         usage: Usage by name of process.
@@ -36,6 +39,7 @@ class Report:
 
     chunks: int
     sink: str
+    results: str
     embed_seconds: float
     wall_seconds: float
     usage: dict[str, Usage]
@@ -54,7 +58,9 @@ def write_corpus(path: Path, chunks: int) -> None:
             file.write(json.dumps({"text": f"{index:012d} {filler}"[:TEXT_BYTES]}) + "\n")
 
 
-def run(directory: Path, chunks: int, workers: int, sink: str = "parquet") -> Report:
+def run(
+    directory: Path, chunks: int, workers: int, sink: str = "parquet", results: str = "inline"
+) -> Report:
     """Embed `chunks` texts in `directory`, and watch all processes.
 
     Raises:
@@ -64,11 +70,14 @@ def run(directory: Path, chunks: int, workers: int, sink: str = "parquet") -> Re
     write_corpus(corpus, chunks)
     words = ["embed", str(corpus), "--out", str(directory / "vectors"), "--json", "--format", sink]
     words += ["--model", f"null:{DIMENSIONS}", "--workers", str(workers), "--devices", "cpu"]
+    if results == "stored":
+        (directory / "stored").mkdir()
+        words += ["--stored", str(directory / "stored")]
     command = [sys.executable, "-c", "from embedfarm.cli import main; main()", *words]
     finished = run_watched(command)
     facts: dict[str, Any] = json.loads(finished.output)
     return Report(
-        facts["count"], sink, facts["embed_seconds"], finished.wall_seconds, finished.usage
+        facts["count"], sink, results, facts["embed_seconds"], finished.wall_seconds, finished.usage
     )
 
 
@@ -78,11 +87,14 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=600_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--format", choices=FORMATS, help="one of them; default: all, in turn")
+    parser.add_argument("--results", choices=RESULTS, default="inline")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     for sink in [arguments.format] if arguments.format else FORMATS:
         with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory:
-            report = run(Path(directory), arguments.chunks, arguments.workers, sink)
+            report = run(
+                Path(directory), arguments.chunks, arguments.workers, sink, arguments.results
+            )
         sys.stdout.write(to_json(report) if arguments.json else to_table(report))
 
 
@@ -95,9 +107,8 @@ def to_json(report: Report) -> str:
 
 def to_table(report: Report) -> str:
     """Format the report for people."""
-    lines = [
-        f"{report.chunks:,} chunks of {TEXT_BYTES} bytes to {DIMENSIONS} floats, {report.sink}:"
-    ]
+    size = f"{report.chunks:,} chunks of {TEXT_BYTES} bytes to {DIMENSIONS} floats"
+    lines = [f"{size}, {report.results}, {report.sink}:"]
     speed = f"{report.chunks_per_second:,.0f} chunks/s over {report.embed_seconds:.1f} s"
     lines.append(f"{speed} ({report.wall_seconds:.1f} s with start and end)")
     lines.append(f"{'process':32}{'CPU s':>8}{'peak MiB':>10}")
