@@ -1,6 +1,7 @@
 """A cluster of three primaries, with a replica each, on loopback."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -69,7 +70,7 @@ class ClusterOfSix:
                 self._ask(number, "CLUSTER ADDSLOTSRANGE", *ends)
             for number in range(PRIMARIES):
                 primary = self._ask(number, "CLUSTER MYID")
-                self._ask(number + PRIMARIES, "CLUSTER REPLICATE", primary)
+                wait_until(functools.partial(self._replicate, number + PRIMARIES, primary), 60)
             wait_until(self.is_ready, 60)
             yield
 
@@ -103,6 +104,16 @@ class ClusterOfSix:
     def _ask(self, number: int, *words: object) -> Any:  # noqa: ANN401 # whatever it answers
         with self.node(number) as client:
             return client.execute_command(*words)
+
+    def _replicate(self, number: int, primary: str) -> bool:
+        """Make a server the replica of another one; tell whether it knows that one yet."""
+        try:
+            self._ask(number, "CLUSTER REPLICATE", primary)
+        except redis.ResponseError as error:
+            if "Unknown node" in str(error):
+                return False
+            raise
+        return True
 
     def _count(self, number: int) -> int:
         return len(self._ask(number, "CLUSTER NODES"))
