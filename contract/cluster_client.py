@@ -86,11 +86,10 @@ class ClusterClient(redis.Redis):
             ClusterDownError: No node has its slot.
         """
         name = str(args[0]).upper()
-        if name == "INFO":
-            asked = [node.execute_command(*args, **options) for node in self._all_primaries()]
-            return merge_facts(asked)
-        if name == "SCRIPT LOAD":
-            return [node.execute_command(*args, **options) for node in self._all_primaries()][-1]
+        if name in {"INFO", "SCRIPT LOAD"}:
+            with self._noting_loss():
+                asked = [node.execute_command(*args, **options) for node in self._all_primaries()]
+            return merge_facts(asked) if name == "INFO" else asked[0]
         slot = slot_of(args)
         for _ in range(REDIRECTIONS_MAX):
             try:
@@ -160,7 +159,10 @@ class ClusterClient(redis.Redis):
         self._primaries[error.slot_id] = Address(error.host, error.port)
 
     def _refresh(self) -> None:
-        """Ask the nodes in turn who has which slots; one that answers is the first next time."""
+        """Ask the nodes in turn who has which slots, each time another one first.
+
+        One that is cut off from the others goes on to answer with what it knew.
+        """
         lost: Exception | None = None
         for address in list(self._known):
             try:
@@ -174,7 +176,8 @@ class ClusterClient(redis.Redis):
                 primaries[first : last + 1] = [nodes[0]] * (last - first + 1)
             named = [node for each in ranges for node in each.nodes]
             with self._lock:
-                self._known = dict.fromkeys([address, *named, *self._seeds])
+                others = [each for each in [*named, *self._seeds] if each != address]
+                self._known = dict.fromkeys([*others, address])
                 self._primaries, self._stale = primaries, False
                 for gone in self._nodes.keys() - self._known.keys():
                     self._nodes.pop(gone).close()

@@ -1,13 +1,21 @@
 """Tests of where a command of a cluster goes; tests/farm/test_cluster.py has a real cluster."""
 
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 import redis
 from redis.connection import AbstractConnection
 from redis.crc import key_slot
 
-from embedfarm.contract.cluster_client import FARM_SLOT, Address, merge_facts, read_ranges, slot_of
+from embedfarm.contract.cluster_client import (
+    FARM_SLOT,
+    Address,
+    ClusterClient,
+    merge_facts,
+    read_ranges,
+    slot_of,
+)
 from tests.contract.little_job import run_everything
 
 
@@ -57,6 +65,37 @@ def test_a_node_without_a_name_is_the_one_that_was_asked() -> None:
         [Address("b", 2)],
     ]
     assert [(each.first, each.last) for each in found] == [(0, 99), (100, 16383)]
+
+
+class Node:
+    """A node that says where slots are, and answers nothing else if it is not there."""
+
+    connection_pool = None
+
+    def __init__(self, says: str, *, there: bool) -> None:
+        self.says, self.there = says, there
+
+    def execute_command(self, *words: str, **_: object) -> object:
+        """Answer as a node does."""
+        if words[0] == "CLUSTER SLOTS":
+            return [[0, 16383, [self.says.encode(), 1, b""]]]
+        if not self.there:
+            raise redis.ConnectionError("cut off")
+        return self.says
+
+
+def test_a_node_that_is_cut_off_is_not_believed_for_ever() -> None:
+    """A node that still takes itself for a primary, and answers nothing, costs some tries."""
+    nodes = {"left": "left", "right": "right"}
+    made = {
+        Address(name, 1): cast("redis.Redis", Node(says, there=name == "right"))
+        for name, says in nodes.items()
+    }
+    client = ClusterClient(list(made), made.__getitem__)
+    for _ in range(2):
+        with suppress(redis.ConnectionError):
+            client.get("a")
+    assert client.get("a") == "right"
 
 
 def test_facts_are_those_of_all_primaries() -> None:
