@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from embedfarm.collector import stored_vectors
 from embedfarm.collector.stored_vectors import VectorsLost
 from embedfarm.runs import stored_place
 from embedfarm.workers import result_storage
@@ -169,7 +170,8 @@ class SimulatedFiles:
 
 
 def put_on(storage: Storage | None) -> None:
-    """Let workers and commands of this process use a storage."""
+    """Let workers and commands of this process use a storage, each result read by itself."""
+    setattr(stored_vectors, "READ_BYTES", 1)  # noqa: B010 # in this process alone
 
     def open_place(place: str) -> SimulatedFiles:
         if storage is None:
