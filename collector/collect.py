@@ -176,6 +176,7 @@ class Collector:
                 continue
             writer.flush()
             if self._damaged is not None:
+                self.close_part()  # what came before it is good, and need not be made anew
                 self._persist(partial(self._lose, *self._damaged))
             status = self._status()
             if status is not None and self._is_complete(status) and self._closes():

@@ -369,6 +369,20 @@ def test_a_damaged_result_is_made_anew(
     assert says in caplog.text
 
 
+def test_what_came_before_a_damaged_result_is_kept(collecting: Collecting) -> None:
+    """What was collected before a damaged result is put on disk, and not embedded a second time."""
+    collecting.push(0, 70, 140, 210, 280)
+    collecting.work()
+    collecting.job.client.hset(collecting.job.keys.results, "210", b"\x01")
+    done = collecting.bench.run(collecting.collect)
+    wait_until(lambda: not collecting.job.results.starts())
+    assert collecting.job.status().pushed_upto == 210
+    collecting.push(210, 280)
+    collecting.work()
+    assert done.result(60) == 280
+    collecting.check(280)
+
+
 def test_a_result_that_stays_damaged_ends_the_run(collecting: Collecting) -> None:
     """A result that is damaged a second time ends the run, with an error that names it."""
     collecting.push(0, 10)
