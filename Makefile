@@ -19,7 +19,7 @@ SEED0 ?= 0
 SEED ?= 0
 PARALLEL := -n 4 --no-loadscope-reorder
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
-SOURCES := embedfarm contract producer scheduler workers collector runs watch ingest cli web tests benchmarks docs/conf.py
+SOURCES := embedfarm contract readers producer scheduler workers collector runs watch ingest cli web tests benchmarks docs/conf.py
 
 help: ## Show this help.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12

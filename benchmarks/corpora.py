@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from embedfarm.contract import model_files
-from embedfarm.producer.chunker import cut, load_tokenizer, token_spans
 from embedfarm.producer.docstrings import docstrings
+from embedfarm.readers.chunker import cut, load_tokenizer, token_spans
 
 MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
 WORDNET: Final = "wordnet-base"  # Debian's package of Princeton's WordNet 3.0

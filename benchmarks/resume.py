@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from embedfarm.producer.readers import CorpusOptions, Cursor, fail_on_bad_row, read_corpus
-from embedfarm.producer.readers.corpus_digest import FRESH_SECONDS
+from embedfarm.readers import CorpusOptions, Cursor, fail_on_bad_row, read_corpus
+from embedfarm.readers.corpus_digest import FRESH_SECONDS
 
 TEXT_BYTES: Final = 4000
 GIGABYTE: Final = 10**9

@@ -46,8 +46,8 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import CorpusOptions
 from embedfarm.producer.submitter import Submitter
+from embedfarm.readers import CorpusOptions
 from embedfarm.runs.place import Place
 from embedfarm.runs.private_farm import run_local_farm
 from embedfarm.runs.request import Request

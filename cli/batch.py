@@ -121,7 +121,7 @@ def _embed(out: Path, model: str, job_id: str, settings: Settings) -> "JobCancel
     """Embed the corpus of the requests; return how it ended if the job was cancelled."""
     from embedfarm.cli.progress import View
     from embedfarm.collector.collect import JobCancelled
-    from embedfarm.producer.readers import CorpusOptions
+    from embedfarm.readers import CorpusOptions
     from embedfarm.runs.completion import complete
     from embedfarm.runs.place import Place
     from embedfarm.runs.request import Request
@@ -173,7 +173,7 @@ def _lengths(corpus: Path, job: str, model: str, settings: Settings) -> Iterator
     from embedfarm.contract.farm_client import FarmClient
     from embedfarm.contract.model_files import find_local
     from embedfarm.contract.token_ids import TokenEncoder
-    from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus
+    from embedfarm.readers import CorpusOptions, fail_on_bad_row, read_corpus
 
     with closing_client(settings.redis_url) as client:
         tokenisation = FarmClient(client).reports.tokenisation(job)

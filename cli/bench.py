@@ -16,7 +16,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from embedfarm.producer.readers import CorpusOptions
+    from embedfarm.readers import CorpusOptions
 
 CHUNKS_MIN = 2  # a chunk has no neighbours by itself
 COLUMNS = ("engine", "tokens/s", "of first", "of peak", "cosine", "least", "recall@10")
@@ -58,7 +58,7 @@ def bench(  # noqa: PLR0913, PLR0917 -- each is a flag
     the first, and recall is the share of each chunk's ten nearest neighbours that stays. Which
     engine workers take for the model is tried anew when they load it next.
     """
-    from embedfarm.producer.readers import CorpusOptions
+    from embedfarm.readers import CorpusOptions
     from embedfarm.runs.request import tokenizer_file
     from embedfarm.workers.engines.kept_choices import forget_choices
 
@@ -97,7 +97,7 @@ def _texts(sources: list[str], options: "CorpusOptions") -> Iterator[str]:
         from embedfarm.producer.docstrings import docstrings
 
         return (text for _, text in docstrings())
-    from embedfarm.producer.readers import fail_on_bad_row, read_corpus
+    from embedfarm.readers import fail_on_bad_row, read_corpus
 
     rows = read_corpus(tuple(sources), options, fail_on_bad_row)
     return chain.from_iterable(each.texts for each in rows)

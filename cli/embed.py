@@ -150,7 +150,7 @@ def embed(  # noqa: PLR0913, PLR0917 -- each is a flag
     **fields: Any,  # noqa: ANN401 # those of a job, which the table types
 ) -> None:
     """Embed a corpus, without a server on a private farm; run it again to resume."""
-    from embedfarm.producer.readers import CorpusOptions
+    from embedfarm.readers import CorpusOptions
     from embedfarm.runs.request import Request, tokenizer_file
 
     settings = pin(read_settings(redis), [fields["model"]])  # wanted on a private farm

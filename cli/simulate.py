@@ -24,7 +24,7 @@ from embedfarm.cli.options import (
 from embedfarm.cli.plan import tell_forecast
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
-from embedfarm.producer.readers import CorpusOptions
+from embedfarm.readers import CorpusOptions
 from embedfarm.runs.request import Request, tokenizer_file
 from embedfarm.watch.corpus_sample import take_sample
 from embedfarm.watch.forecast import (

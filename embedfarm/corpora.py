@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from embedfarm.collector.manifest import STATE_DIRECTORY
 from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.private_directories import make_private
-from embedfarm.producer.readers import CorpusError, CorpusOptions
-from embedfarm.producer.readers.fields import ALL
+from embedfarm.readers import CorpusError, CorpusOptions
+from embedfarm.readers.fields import ALL
 
 CORPUS_FILE: Final = f"{STATE_DIRECTORY}/corpus.parquet"
 ROWS_AT_A_TIME: Final = 8192

@@ -20,7 +20,7 @@ from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.corpora import CORPUS_FILE, Corpus, as_sources
 from embedfarm.outputs import Embeddings
-from embedfarm.producer.readers import CorpusOptions
+from embedfarm.readers import CorpusOptions
 from embedfarm.runs.completion import CompletedOutput, complete
 from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.runs.place import Place

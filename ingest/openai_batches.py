@@ -12,7 +12,7 @@ import numpy as np
 
 from embedfarm.contract.batch_requests import ENDPOINT, Planned
 from embedfarm.contract.unreadable_records import name_once
-from embedfarm.producer.readers.items import CorpusError
+from embedfarm.readers.items import CorpusError
 
 DIMENSIONS_MAX: Final = 1 << 16
 LINE_BYTES_MAX: Final = 8 << 20  # twice what a request may have that comes by itself

@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from embedfarm.producer.readers import arrow
-from embedfarm.producer.readers.arrow_form import ArrowForm, form_of_file, form_of_stream
-from embedfarm.producer.readers.source import (
+from embedfarm.readers import arrow
+from embedfarm.readers.arrow_form import ArrowForm, form_of_file, form_of_stream
+from embedfarm.readers.source import (
     Location,
     named_errors,
     open_binary,

@@ -6,8 +6,8 @@ from embedfarm.collector.column_spool import ColumnSpool
 from embedfarm.collector.manifest import STATE_DIRECTORY
 from embedfarm.collector.sinks import keeps_columns, sink_names
 from embedfarm.collector.sinks.arrow_columns import own_columns
-from embedfarm.producer.readers import CorpusError
-from embedfarm.producer.readers.kept_columns import find_columns
+from embedfarm.readers import CorpusError
+from embedfarm.readers.kept_columns import find_columns
 from embedfarm.runs.request import Request
 
 

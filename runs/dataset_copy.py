@@ -27,12 +27,12 @@ from embedfarm.contract.durable_files import (
 )
 from embedfarm.contract.records import text_checksums
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import BadRow, CorpusError, CorpusOptions, Cursor, look_at
-from embedfarm.producer.readers.corpus import format_of
-from embedfarm.producer.readers.directory import locate
-from embedfarm.producer.readers.fields import Fields
-from embedfarm.producer.readers.record_batches import RowReader
-from embedfarm.producer.readers.source import Location
+from embedfarm.readers import BadRow, CorpusError, CorpusOptions, Cursor, look_at
+from embedfarm.readers.corpus import format_of
+from embedfarm.readers.directory import locate
+from embedfarm.readers.fields import Fields
+from embedfarm.readers.record_batches import RowReader
+from embedfarm.readers.source import Location
 from embedfarm.runs.arrow_copy import ArrowOriginal
 from embedfarm.runs.originals import Original, RowVectors
 from embedfarm.runs.parquet_copy import ParquetOriginal

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedfarm.collector.sinks.arrow_columns import numbers
-from embedfarm.producer.readers.source import Location
+from embedfarm.readers.source import Location
 
 
 class RowVectors(NamedTuple):

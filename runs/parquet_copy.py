@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedfarm.producer.readers.source import Location, named_errors, open_binary
+from embedfarm.readers.source import Location, named_errors, open_binary
 from embedfarm.runs.originals import Embed
 
 _BATCH_ROWS: Final = 1024

@@ -25,12 +25,12 @@ from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, Decides, JobSp
 from embedfarm.contract.records import Rows, text_checksums
 from embedfarm.contract.redaction import HIDDEN, is_hidden, name_source
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import BadRow, CorpusOptions, fail_on_bad_row, read_corpus
-from embedfarm.producer.readers.directory import locate
-from embedfarm.producer.readers.fields import ColumnQueue
-from embedfarm.producer.readers.lance import split_version
-from embedfarm.producer.readers.recoded import UTF_8, canonical
-from embedfarm.producer.readers.source import is_lance
+from embedfarm.readers import BadRow, CorpusOptions, fail_on_bad_row, read_corpus
+from embedfarm.readers.directory import locate
+from embedfarm.readers.fields import ColumnQueue
+from embedfarm.readers.lance import split_version
+from embedfarm.readers.recoded import UTF_8, canonical
+from embedfarm.readers.source import is_lance
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.records import text_checksums
-from embedfarm.producer.readers import read_corpus
-from embedfarm.producer.readers.fields import ColumnQueue
+from embedfarm.readers import read_corpus
+from embedfarm.readers.fields import ColumnQueue
 from embedfarm.runs.fingerprint import hold_to
 from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request, columns_of_output

@@ -9,7 +9,7 @@ from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.status import Cause
-from embedfarm.producer.readers import CorpusError
+from embedfarm.readers import CorpusError
 from embedfarm.workers.devices import DeviceError
 
 

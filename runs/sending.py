@@ -16,7 +16,8 @@ from embedfarm.contract import tracing
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Rows, text_checksums
 from embedfarm.contract.status import JobStatus
-from embedfarm.producer.readers import (
+from embedfarm.producer.submitter import Rewind, Stale, SubmissionCancelled, Submitter
+from embedfarm.readers import (
     CorpusDigest,
     CorpusError,
     CorpusShare,
@@ -25,9 +26,8 @@ from embedfarm.producer.readers import (
     look_at,
     read_corpus,
 )
-from embedfarm.producer.readers.fields import ColumnQueue
-from embedfarm.producer.readers.limits import Limits
-from embedfarm.producer.submitter import Rewind, Stale, SubmissionCancelled, Submitter
+from embedfarm.readers.fields import ColumnQueue
+from embedfarm.readers.limits import Limits
 from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.request import Request, file_facts
 from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile, describe_no_rows

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from embedfarm.collector.manifest import OutputError, Part
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers.limits import Limits
+from embedfarm.readers.limits import Limits
 
 
 def corpus_limits(settings: Settings) -> Limits:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from embedfarm.contract.durable_files import sync
-from embedfarm.producer.readers import BadRow
+from embedfarm.readers import BadRow
 from embedfarm.runs.disk_room import with_room
 
 if TYPE_CHECKING:

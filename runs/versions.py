@@ -8,8 +8,8 @@ from pathlib import Path
 from embedfarm.collector.manifest import read_manifest
 from embedfarm.collector.output_directory import State, read_request, read_state
 from embedfarm.contract.redaction import name_source
-from embedfarm.producer.readers.lance import facts, split_version
-from embedfarm.producer.readers.source import is_lance
+from embedfarm.readers.lance import facts, split_version
+from embedfarm.readers.source import is_lance
 from embedfarm.runs.request import Request, same_version
 
 log = logging.getLogger(__name__)

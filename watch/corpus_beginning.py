@@ -4,8 +4,8 @@ import io
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from embedfarm.producer.readers import BadRow, CorpusError, CorpusOptions, read_corpus
-from embedfarm.producer.readers.recoded import UTF_8, canonical
+from embedfarm.readers import BadRow, CorpusError, CorpusOptions, read_corpus
+from embedfarm.readers.recoded import UTF_8, canonical
 
 BEGINNING_BYTES: Final = 1 << 19
 LINE_FORMATS: Final = ("jsonl", "csv", "tsv", "txt")

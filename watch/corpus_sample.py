@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import fail_on_bad_row, read_corpus
+from embedfarm.readers import fail_on_bad_row, read_corpus
 from embedfarm.runs.request import Request
 
 RUN_CHUNKS: Final = 64  # chunks that follow one another in a sample, alike as neighbours are

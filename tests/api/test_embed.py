@@ -25,7 +25,7 @@ from embedfarm.contract.processes import Child
 from embedfarm.contract.records import Heartbeat
 from embedfarm.contract.status import JobStatus
 from embedfarm.corpora import ROWS_AT_A_TIME
-from embedfarm.producer.readers import CorpusError
+from embedfarm.readers import CorpusError
 from embedfarm.runs import private_farm
 from embedfarm.workers.engines.null import NullEngine
 

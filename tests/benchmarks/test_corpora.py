@@ -8,7 +8,7 @@ import pytest
 from benchmarks import corpora
 from benchmarks.corpora import CORPORA, glosses, pick, read_corpus, write_corpus
 from embedfarm.contract import model_files
-from embedfarm.producer.chunker import load_tokenizer, token_spans
+from embedfarm.readers.chunker import load_tokenizer, token_spans
 
 WITHOUT_NETWORK = sorted(CORPORA.keys() - {"short"})
 

@@ -22,7 +22,7 @@ from embedfarm.contract.job_spec import (
 from embedfarm.contract.model_files import job_components
 from embedfarm.embedding import JobFields
 from embedfarm.ingest.tasks import EMBED_OPTIONS
-from embedfarm.producer.readers import CorpusOptions
+from embedfarm.readers import CorpusOptions
 from embedfarm.runs.request import Request
 from embedfarm.web.jobs.job_requests import Options
 

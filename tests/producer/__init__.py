@@ -1,1 +1,1 @@
-"""Tests of the producer: readers, chunker, blocks and submission."""
+"""Tests of the producer: blocks and submission."""

@@ -18,14 +18,14 @@ from pyarrow import feather
 import embedfarm
 from embedfarm.collector.column_rows import same_rows
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import CorpusError, arrow
-from embedfarm.producer.readers.arrow_form import ArrowForm, form_of_file, form_of_stream
+from embedfarm.readers import CorpusError, arrow
+from embedfarm.readers.arrow_form import ArrowForm, form_of_file, form_of_stream
 from embedfarm.runs import arrow_copy, dataset_copy
 from embedfarm.runs.dataset_copy import copy_with_vectors
 from embedfarm.runs.originals import RowVectors
 from tests.farm.harness import null_vectors, run
 from tests.full_disk import small_disk
-from tests.producer.test_readers import PACK
+from tests.readers.test_readers import PACK
 from tests.runs.test_columns import DIMENSIONS, table_of
 from tests.runs.test_dataset_copy import PowerCutError, snapshot
 from tests.runs.test_retry import fail_chunks

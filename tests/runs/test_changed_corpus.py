@@ -27,9 +27,9 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.records import Result, Rows, text_checksums
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import CorpusError, CorpusOptions, corpus_digest, read_corpus
-from embedfarm.producer.readers.limits import Limits
 from embedfarm.producer.submitter import Submitter
+from embedfarm.readers import CorpusError, CorpusOptions, corpus_digest, read_corpus
+from embedfarm.readers.limits import Limits
 from embedfarm.runs import sending as module
 from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.runs.place import Place

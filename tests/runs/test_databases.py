@@ -11,8 +11,8 @@ import pytest
 
 import embedfarm
 from embedfarm.collector.column_rows import same_rows
-from embedfarm.producer.readers import CorpusError, CorpusOptions, fail_on_bad_row, read_corpus
-from embedfarm.producer.readers.kept_columns import find_columns
+from embedfarm.readers import CorpusError, CorpusOptions, fail_on_bad_row, read_corpus
+from embedfarm.readers.kept_columns import find_columns
 from tests.farm.harness import Embedding, null_vectors, run
 from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, kept
 from tests.stores.servers import PostgresServer

@@ -14,7 +14,7 @@ from embedfarm.collector.column_rows import same_rows
 from embedfarm.collector.manifest import OutputError
 from embedfarm.collector.source_check import SourceChanged
 from embedfarm.contract.settings import Settings
-from embedfarm.producer.readers import CorpusError
+from embedfarm.readers import CorpusError
 from embedfarm.runs import dataset_copy, parquet_copy
 from embedfarm.runs.dataset_copy import copy_with_vectors
 from tests.farm.harness import null_vectors, run

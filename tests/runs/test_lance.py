@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import embedfarm
-from embedfarm.producer.readers import (
+from embedfarm.readers import (
     CorpusError,
     CorpusOptions,
     Cursor,
@@ -21,8 +21,8 @@ from embedfarm.producer.readers import (
     look_at,
     read_corpus,
 )
-from embedfarm.producer.readers.fields import ColumnQueue
-from embedfarm.producer.readers.kept_columns import find_columns
+from embedfarm.readers.fields import ColumnQueue
+from embedfarm.readers.kept_columns import find_columns
 from embedfarm.runs.request import same_version
 from tests.farm.harness import Embedding, manifest, null_vectors, run, texts_of
 from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, check, kept
@@ -207,7 +207,7 @@ def test_lance_stays_out(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "import embedfarm.runs.completion\n"
-        "from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus\n"
+        "from embedfarm.readers import CorpusOptions, fail_on_bad_row, read_corpus\n"
         "rows = list(read_corpus([sys.argv[1]], CorpusOptions(), fail_on_bad_row))\n"
         "print(len(rows), 'lance' in sys.modules)"
     )

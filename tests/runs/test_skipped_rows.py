@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from embedfarm.producer.readers import BadRow
+from embedfarm.readers import BadRow
 from embedfarm.runs.skipped_rows import SkippedFile
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.records import Decision, Rate
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
-from embedfarm.producer.readers import CorpusOptions
+from embedfarm.readers import CorpusOptions
 from embedfarm.runs.request import Request
 from embedfarm.scheduler.history import rate_key
 from embedfarm.scheduler.loop import NOTES_MAX

@@ -19,7 +19,7 @@ from embedfarm.contract.records import Rows
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.producer import submitter
-from embedfarm.producer.readers import corpus, read_corpus
+from embedfarm.readers import corpus, read_corpus
 from embedfarm.runs import run, sending
 from embedfarm.runs.completion import complete
 from embedfarm.runs.ending import discard_output

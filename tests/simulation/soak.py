@@ -33,7 +33,7 @@ SEEDS_PER_LINE: Final = 1000  # of progress, and of what is kept
 SILENCE_SECONDS_MAX: Final = 900  # a process that was killed is missed by nobody else
 GIT: Final = ("/usr/bin/env", "git")
 CODE: Final = (  # what runs in a simulation
-    "collector", "contract", "embedfarm", "producer", "runs", "scheduler", "workers",
+    "collector", "contract", "embedfarm", "producer", "readers", "runs", "scheduler", "workers",
     "tests/simulation", "constraints.txt",
 )  # fmt: skip
 # A disk that syncs would take most of the time.

@@ -13,8 +13,8 @@ import pytest
 ROOT: Final = Path(__file__).parents[2]
 MUTANTS: Final = sorted((Path(__file__).parent / "mutants").glob("*.patch"))
 COPIED: Final = (
-    "embedfarm", "contract", "producer", "scheduler", "workers", "collector", "runs", "watch",
-    "ingest", "cli", "web", "benchmarks", "tests/simulation",
+    "embedfarm", "contract", "readers", "producer", "scheduler", "workers", "collector", "runs",
+    "watch", "ingest", "cli", "web", "benchmarks", "tests/simulation",
 )  # fmt: skip
 SEEDS: Final = os.environ.get("EMBEDFARM_MUTANT_SEEDS", "10000")  # of which far fewer are needed
 

@@ -22,8 +22,8 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.status import JobGone
-from embedfarm.producer.readers import CorpusError, CorpusOptions
 from embedfarm.producer.submitter import JobRefused
+from embedfarm.readers import CorpusError, CorpusOptions
 from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request
 from tests.simulation.corpora import Corpus

@@ -11,7 +11,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Completion
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.spending import Estimate
-from embedfarm.producer.readers import CorpusOptions
+from embedfarm.readers import CorpusOptions
 from embedfarm.runs.budget import keep_estimate, read_estimate
 from embedfarm.runs.request import Request
 from embedfarm.watch import corpus_sample

@@ -15,7 +15,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.contract.records import Rate
 from embedfarm.contract.settings import DEFAULT_MODEL
-from embedfarm.producer.readers import CorpusError, CorpusOptions
+from embedfarm.readers import CorpusError, CorpusOptions
 from embedfarm.watch.corpus_beginning import BEGINNING_BYTES, read_beginning
 from tests.contract.little_job import heartbeat
 from tests.farm.harness import texts_of, write_corpus

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import PathRefused, allow_source
-from embedfarm.producer.readers.items import CorpusError
+from embedfarm.readers.items import CorpusError
 from embedfarm.runs.request import read_texts
 
 SHOWN_CHARACTERS_MAX: Final = 2000  # shown of each chunk

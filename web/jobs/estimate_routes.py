@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 
 from embedfarm.contract import model_files
 from embedfarm.ingest.allow_list import is_url
-from embedfarm.producer.readers import CorpusError, CorpusOptions
-from embedfarm.producer.readers.corpus import SUFFIXES
-from embedfarm.producer.readers.source import split_compression
+from embedfarm.readers import CorpusError, CorpusOptions
+from embedfarm.readers.corpus import SUFFIXES
+from embedfarm.readers.source import split_compression
 from embedfarm.watch.corpus_beginning import read_beginning
 from embedfarm.watch.rough_estimate import BYTES_PER_TOKEN, RoughEstimate, estimate_roughly
 from embedfarm.watch.trial_run import ForecastError

@@ -43,10 +43,10 @@ from embedfarm.contract.scheduling_terms import (
     read_deadline,
     read_labels,
 )
-from embedfarm.producer.readers.corpus import FORMATS, SUFFIXES
-from embedfarm.producer.readers.fields import parse_template
-from embedfarm.producer.readers.recoded import UTF_8, is_encoding
-from embedfarm.producer.readers.source import COMPRESSIONS, split_compression
+from embedfarm.readers.corpus import FORMATS, SUFFIXES
+from embedfarm.readers.fields import parse_template
+from embedfarm.readers.recoded import UTF_8, is_encoding
+from embedfarm.readers.source import COMPRESSIONS, split_compression
 from embedfarm.web.http.bodies import media_type, read_json
 from embedfarm.web.http.schemas import TEXTS, TEXTS_WITH_IDS, WHOLE, Many, shapes
 from embedfarm.web.jobs.uploads import Upload, receive_file, receive_form, receiving

@@ -27,7 +27,7 @@ from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.ingest.job_directories import OUTPUT, put, read_kept, remove_directory
 from embedfarm.ingest.openai_batches import Counts, count_done, find_model, read_bad
 from embedfarm.ingest.openai_files import ASKED, BATCH_INPUT, COMPLETED
-from embedfarm.producer.readers import CorpusError
+from embedfarm.readers import CorpusError
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.bodies import BoundedRoute
 from embedfarm.web.http.problems import openai_problems

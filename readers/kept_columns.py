@@ -6,22 +6,22 @@ from typing import BinaryIO, Final
 
 import pyarrow as pa
 
-from embedfarm.producer.readers import arrow, database, lance, parquet
-from embedfarm.producer.readers.corpus import (
+from embedfarm.readers import arrow, database, lance, parquet
+from embedfarm.readers.corpus import (
     LOOKS,
     CorpusOptions,
     format_of,
     kept_fields,
     names_in,
 )
-from embedfarm.producer.readers.delimited import column_of
-from embedfarm.producer.readers.directory import locate
-from embedfarm.producer.readers.fields import KeptField
-from embedfarm.producer.readers.items import CorpusError
-from embedfarm.producer.readers.json_rows import FIELDS_SHOWN
-from embedfarm.producer.readers.record_batches import kept_names
-from embedfarm.producer.readers.source import Location, named_errors, open_binary
-from embedfarm.producer.readers.text_columns import schema_of
+from embedfarm.readers.delimited import column_of
+from embedfarm.readers.directory import locate
+from embedfarm.readers.fields import KeptField
+from embedfarm.readers.items import CorpusError
+from embedfarm.readers.json_rows import FIELDS_SHOWN
+from embedfarm.readers.record_batches import kept_names
+from embedfarm.readers.source import Location, named_errors, open_binary
+from embedfarm.readers.text_columns import schema_of
 
 SCHEMAS: Final[Mapping[str, Callable[[BinaryIO, str], pa.Schema]]] = {
     "parquet": parquet.schema,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedfarm.producer.readers import (
+from embedfarm.readers import (
     CorpusOptions,
     CorpusShare,
     Cursor,

@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from embedfarm.producer.readers.fields import Fields
-from embedfarm.producer.readers.items import CorpusError, Item
-from embedfarm.producer.readers.record_batches import RowReader
-from embedfarm.producer.readers.source import Cursor
+from embedfarm.readers.fields import Fields
+from embedfarm.readers.items import CorpusError, Item
+from embedfarm.readers.record_batches import RowReader
+from embedfarm.readers.source import Cursor
 
 SQLITE: Final = "sqlite:///"
 _BATCH_ROWS: Final = 512

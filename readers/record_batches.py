@@ -5,9 +5,9 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from embedfarm.producer.readers.fields import ALL, Fields
-from embedfarm.producer.readers.items import BadRow, CorpusError, Item
-from embedfarm.producer.readers.source import Cursor
+from embedfarm.readers.fields import ALL, Fields
+from embedfarm.readers.items import BadRow, CorpusError, Item
+from embedfarm.readers.source import Cursor
 
 
 class RowReader:

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embedfarm.producer.readers import CorpusError, CorpusOptions, fail_on_bad_row, read_corpus
-from embedfarm.producer.readers.limits import Limits
+from embedfarm.readers import CorpusError, CorpusOptions, fail_on_bad_row, read_corpus
+from embedfarm.readers.limits import Limits
 
 MEBIBYTE = 1 << 20
 

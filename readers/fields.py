@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from embedfarm.producer.readers.items import CorpusError
+from embedfarm.readers.items import CorpusError
 
 ALL: Final = "all"
 """Stands for every column, where columns to keep are named."""

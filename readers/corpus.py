@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from typing import BinaryIO, Final, TypeAlias
 
 from embedfarm.contract.records import Rows
-from embedfarm.producer import chunker
-from embedfarm.producer.readers import (
+from embedfarm.readers import (
     arrow,
+    chunker,
     database,
     delimited,
     directory,
@@ -20,11 +20,11 @@ from embedfarm.producer.readers import (
     parquet,
     text,
 )
-from embedfarm.producer.readers.fields import ALL, ColumnQueue, Fields, KeptField, parse_template
-from embedfarm.producer.readers.items import BadRow, CorpusError, Item
-from embedfarm.producer.readers.limits import UNLIMITED, Limits, limit_rows
-from embedfarm.producer.readers.recoded import UTF_8, canonical, is_encoding, recode
-from embedfarm.producer.readers.source import (
+from embedfarm.readers.fields import ALL, ColumnQueue, Fields, KeptField, parse_template
+from embedfarm.readers.items import BadRow, CorpusError, Item
+from embedfarm.readers.limits import UNLIMITED, Limits, limit_rows
+from embedfarm.readers.recoded import UTF_8, canonical, is_encoding, recode
+from embedfarm.readers.source import (
     COMPRESSIONS,
     DATABASE,
     LANCE,
@@ -35,7 +35,7 @@ from embedfarm.producer.readers.source import (
     open_binary,
     split_compression,
 )
-from embedfarm.producer.readers.text_columns import parse_kept
+from embedfarm.readers.text_columns import parse_kept
 
 BATCH_ROWS_MAX: Final = 2048
 BATCH_CHARACTERS_MAX: Final = 1 << 20

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from embedfarm.producer.readers.fields import ALL, Fields
-from embedfarm.producer.readers.items import BadRow, CorpusError, Item
-from embedfarm.producer.readers.text_columns import TextColumns, columns_of_json
+from embedfarm.readers.fields import ALL, Fields
+from embedfarm.readers.items import BadRow, CorpusError, Item
+from embedfarm.readers.text_columns import TextColumns, columns_of_json
 
 ID_OPTION: Final = "--id-field"
 FIELDS_SHOWN: Final = 10  # of an object without the field that is asked for

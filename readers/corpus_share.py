@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from embedfarm.producer.readers.corpus import CorpusOptions, format_of
-from embedfarm.producer.readers.directory import find, locate
-from embedfarm.producer.readers.items import CorpusError
-from embedfarm.producer.readers.recoded import UTF_8, canonical
-from embedfarm.producer.readers.source import Cursor, Location, split_compression
+from embedfarm.readers.corpus import CorpusOptions, format_of
+from embedfarm.readers.directory import find, locate
+from embedfarm.readers.items import CorpusError
+from embedfarm.readers.recoded import UTF_8, canonical
+from embedfarm.readers.source import Cursor, Location, split_compression
 
 SHARE_MIN: Final = 0.005  # of a corpus, below which its beginning says little about the rest
 BY_BYTES: Final = frozenset({"jsonl", "csv", "tsv", "txt"})  # what cursors in them count

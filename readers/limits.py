@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from embedfarm.contract.records import Rows
-from embedfarm.producer.readers.items import CorpusError
+from embedfarm.readers.items import CorpusError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import feather
 
 from embedfarm.collector.column_rows import same_rows
-from embedfarm.producer.readers import (
+from embedfarm.readers import (
     BadRow,
     CorpusError,
     CorpusOptions,
@@ -21,8 +21,8 @@ from embedfarm.producer.readers import (
     fail_on_bad_row,
     read_corpus,
 )
-from embedfarm.producer.readers.kept_columns import find_columns
-from tests.producer.test_readers import PACK, TEXTS, read, read_bad
+from embedfarm.readers.kept_columns import find_columns
+from tests.readers.test_readers import PACK, TEXTS, read, read_bad
 
 WRITERS: dict[str, Any] = {"arrow": pa.ipc.new_file, "arrows": pa.ipc.new_stream}
 
@@ -73,7 +73,7 @@ def test_a_stream_through_a_pipe(tmp_path: Path) -> None:
     """A stream comes on standard input, too."""
     path = write(tmp_path / "corpus.arrows", table_of())
     code = (
-        "from embedfarm.producer.readers import *\n"
+        "from embedfarm.readers import *\n"
         "for rows in read_corpus(['-'], CorpusOptions(format='arrow'), print):\n"
         "    print(len(rows.texts), rows.texts[0])"
     )

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from embedfarm.producer.readers.fields import ColumnQueue, Fields, KeptField
-from embedfarm.producer.readers.items import BadRow, CorpusError, Item, is_unicode
-from embedfarm.producer.readers.source import Cursor
+from embedfarm.readers.fields import ColumnQueue, Fields, KeptField
+from embedfarm.readers.items import BadRow, CorpusError, Item, is_unicode
+from embedfarm.readers.source import Cursor
 
 TYPES: Final = {
     "string": pa.string(),

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from embedfarm.producer.readers.fields import Fields
-from embedfarm.producer.readers.items import CorpusError, Item
-from embedfarm.producer.readers.record_batches import RowReader
-from embedfarm.producer.readers.source import LANCE_SOURCE, Cursor
+from embedfarm.readers.fields import Fields
+from embedfarm.readers.items import CorpusError, Item
+from embedfarm.readers.record_batches import RowReader
+from embedfarm.readers.source import LANCE_SOURCE, Cursor
 
 _BATCH_ROWS: Final = 512
 _BUFFER_BYTES: Final = 64 << 20

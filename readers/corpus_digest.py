@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem
 
-from embedfarm.producer.readers import lance
-from embedfarm.producer.readers.corpus import CorpusOptions
-from embedfarm.producer.readers.directory import find, locate
-from embedfarm.producer.readers.source import Location
+from embedfarm.readers import lance
+from embedfarm.readers.corpus import CorpusOptions
+from embedfarm.readers.directory import find, locate
+from embedfarm.readers.source import Location
 
 # A file that was changed so short a time ago may be changed again without another time of change.
 FRESH_SECONDS: Final = 2.0

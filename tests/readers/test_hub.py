@@ -109,8 +109,8 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 CODE = """
 import json, sys
 from collections import deque
-from embedfarm.producer.readers import *
-from embedfarm.producer.readers.kept_columns import find_columns
+from embedfarm.readers import *
+from embedfarm.readers.kept_columns import find_columns
 columns, sources, options = deque(), sys.argv[1:], CorpusOptions(keep=("n",))
 texts = [
     text

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedfarm.contract.records import text_checksums
-from embedfarm.producer.readers import BadRow, CorpusError, CorpusOptions, read_corpus
+from embedfarm.readers import BadRow, CorpusError, CorpusOptions, read_corpus
 
 ROWS = [
     ("a", "plain"),

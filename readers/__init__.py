@@ -4,11 +4,11 @@
 each a good row or a `BadRow`; `corpus` alone decides what happens to either.
 """
 
-from embedfarm.producer.readers.corpus import CorpusOptions, read_corpus
-from embedfarm.producer.readers.corpus_digest import CorpusDigest, look_at
-from embedfarm.producer.readers.corpus_share import CorpusShare
-from embedfarm.producer.readers.items import BadRow, CorpusError, fail_on_bad_row
-from embedfarm.producer.readers.source import Cursor
+from embedfarm.readers.corpus import CorpusOptions, read_corpus
+from embedfarm.readers.corpus_digest import CorpusDigest, look_at
+from embedfarm.readers.corpus_share import CorpusShare
+from embedfarm.readers.items import BadRow, CorpusError, fail_on_bad_row
+from embedfarm.readers.source import Cursor
 
 __all__ = [
     "BadRow",

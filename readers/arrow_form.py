@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO, Final, NamedTuple
 
-from embedfarm.producer.readers.source import skip_bytes
+from embedfarm.readers.source import skip_bytes
 
 _FOOTER_TAIL_BYTES: Final = 10  # the size of the footer, and the magic word
 _BATCHES: Final = 3  # a field of the footer: where each record batch is

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from embedfarm.producer.readers import (
+from embedfarm.readers import (
     BadRow,
     CorpusError,
     CorpusOptions,
@@ -21,8 +21,8 @@ from embedfarm.producer.readers import (
     fail_on_bad_row,
     read_corpus,
 )
-from embedfarm.producer.readers.fields import ColumnQueue
-from embedfarm.producer.readers.kept_columns import find_columns
+from embedfarm.readers.fields import ColumnQueue
+from embedfarm.readers.kept_columns import find_columns
 
 BIG = 1 << 63
 
@@ -219,7 +219,7 @@ def test_pandas_stays_out(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from collections import deque\n"
-        "from embedfarm.producer.readers import CorpusOptions, fail_on_bad_row, read_corpus\n"
+        "from embedfarm.readers import CorpusOptions, fail_on_bad_row, read_corpus\n"
         "options = CorpusOptions(keep=('n:int64', 'b:bool', 's'))\n"
         "rows = read_corpus([sys.argv[1]], options, fail_on_bad_row, columns=(held := deque()))\n"
         "print(len(list(rows)), len(held), 'pandas' in sys.modules)"

@@ -16,8 +16,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.redaction import hide_in_word, hide_secrets
-from embedfarm.producer.readers.items import CorpusError
-from embedfarm.producer.readers.limits import Unpacked
+from embedfarm.readers.items import CorpusError
+from embedfarm.readers.limits import Unpacked
 
 LINE_BYTES_MAX: Final = 64 << 20
 """A longer line is taken for a file of another format, before it fills the memory."""

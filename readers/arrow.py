@@ -5,10 +5,10 @@ from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 
-from embedfarm.producer.readers.fields import Fields
-from embedfarm.producer.readers.items import CorpusError, Item
-from embedfarm.producer.readers.record_batches import RowReader
-from embedfarm.producer.readers.source import Cursor
+from embedfarm.readers.fields import Fields
+from embedfarm.readers.items import CorpusError, Item
+from embedfarm.readers.record_batches import RowReader
+from embedfarm.readers.source import Cursor
 
 FILE_MAGIC: Final = b"ARROW1"
 FEATHER_1_MAGIC: Final = b"FEA1"

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from embedfarm.producer.readers.fields import Fields
-from embedfarm.producer.readers.items import BadRow, CorpusError, Item
-from embedfarm.producer.readers.source import Cursor, number_lines
+from embedfarm.readers.fields import Fields
+from embedfarm.readers.items import BadRow, CorpusError, Item
+from embedfarm.readers.source import Cursor, number_lines
 
 
 def read(file: BinaryIO, name: str, fields: Fields, cursor: Cursor) -> Iterator[Item]:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.producer.readers import BadRow, CorpusError, CorpusOptions, read_corpus
-from embedfarm.producer.readers.fields import parse_template
+from embedfarm.readers import BadRow, CorpusError, CorpusOptions, read_corpus
+from embedfarm.readers.fields import parse_template
 
 ROWS: list[dict[str, Any]] = [
     {"title": "One", "body": "{not} a field", "doc": {"year": 1999}},

@@ -7,10 +7,10 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from embedfarm.producer.readers.fields import Fields
-from embedfarm.producer.readers.items import CorpusError, Item
-from embedfarm.producer.readers.json_rows import JsonRows, decode_pieces
-from embedfarm.producer.readers.source import Cursor, number_lines
+from embedfarm.readers.fields import Fields
+from embedfarm.readers.items import CorpusError, Item
+from embedfarm.readers.json_rows import JsonRows, decode_pieces
+from embedfarm.readers.source import Cursor, number_lines
 
 ARRAY_BYTES_MAX: Final = 256 << 20
 """A larger array is refused: it is decoded whole."""

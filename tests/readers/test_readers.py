@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from embedfarm.contract.records import Rows
-from embedfarm.producer.readers import (
+from embedfarm.readers import (
     BadRow,
     CorpusError,
     CorpusOptions,
@@ -337,7 +337,7 @@ def test_another_encoding(tmp_path: Path, suffix: str, encoding: str) -> None:
     for rows in range(1, len(SPOKEN)):
         cursor = Cursor()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("embedfarm.producer.readers.corpus.BATCH_ROWS_MAX", rows)
+            patch.setattr("embedfarm.readers.corpus.BATCH_ROWS_MAX", rows)
             next(read_corpus([str(path)], options, fail_on_bad_row, cursor=cursor))
         [rest] = read_corpus([str(path)], options, fail_on_bad_row, cursor=cursor)
         assert rest.texts == SPOKEN[rows:]
@@ -700,7 +700,7 @@ def test_an_array_is_read_on_from_a_row(tmp_path: Path) -> None:
 
 def test_an_array_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An array, which is decoded whole, is refused when it is too large for that."""
-    monkeypatch.setattr("embedfarm.producer.readers.jsonl.ARRAY_BYTES_MAX", 20)
+    monkeypatch.setattr("embedfarm.readers.jsonl.ARRAY_BYTES_MAX", 20)
     with pytest.raises(CorpusError, match=r"one object a line \(\.jsonl\)"):
         read(write(tmp_path / "a.json", '[{"text": "a text that is long"}]'))
 

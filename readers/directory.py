@@ -9,8 +9,8 @@ from typing import Any, Final
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
-from embedfarm.producer.readers.items import BadRow, Item, is_unicode
-from embedfarm.producer.readers.source import (
+from embedfarm.readers.items import BadRow, Item, is_unicode
+from embedfarm.readers.source import (
     TABLES,
     Cursor,
     Location,

@@ -6,10 +6,10 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedfarm.producer.readers.fields import Fields
-from embedfarm.producer.readers.items import Item
-from embedfarm.producer.readers.record_batches import RowReader
-from embedfarm.producer.readers.source import Cursor
+from embedfarm.readers.fields import Fields
+from embedfarm.readers.items import Item
+from embedfarm.readers.record_batches import RowReader
+from embedfarm.readers.source import Cursor
 
 _BATCH_ROWS: Final = 512
 _BATCH_ROWS_MAX: Final = 4096

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from embedfarm.producer.chunker import FindSpans, Span, cut, load_tokenizer, token_spans
+from embedfarm.readers.chunker import FindSpans, Span, cut, load_tokenizer, token_spans
 
 
 def minilm_file() -> Path:

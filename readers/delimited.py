@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import BinaryIO, Final
 
-from embedfarm.producer.readers.fields import Fields
-from embedfarm.producer.readers.items import BadRow, CorpusError, Item, is_unicode
-from embedfarm.producer.readers.source import LINE_BYTES_MAX, Cursor, number_lines
-from embedfarm.producer.readers.text_columns import TextColumns, columns_of_csv
+from embedfarm.readers.fields import Fields
+from embedfarm.readers.items import BadRow, CorpusError, Item, is_unicode
+from embedfarm.readers.source import LINE_BYTES_MAX, Cursor, number_lines
+from embedfarm.readers.text_columns import TextColumns, columns_of_csv
 
 DELIMITERS: Final = (",", ";", "\t", "|")
 
