@@ -5,6 +5,7 @@ a run may be damaged or lost without a word. Nothing that was put is forgotten b
 """
 
 import errno
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -182,8 +183,9 @@ def put_on(storage: Storage | None) -> None:
         setattr(module, "open_place", open_place)  # noqa: B010 # in this process alone
 
 
+@functools.cache
 def note_losses() -> None:
-    """Count the vectors that were found to be lost."""
+    """Count the vectors that were found to be lost; all in this process alone."""
     begin = VectorsLost.__init__
 
     def made(error: VectorsLost, *words: object) -> None:
@@ -191,4 +193,4 @@ def note_losses() -> None:
         if current().task is not None:
             ANEW.reach()
 
-    setattr(VectorsLost, "__init__", made)  # noqa: B010 # in this process alone
+    setattr(VectorsLost, "__init__", made)  # noqa: B010 # the type checker forbids it

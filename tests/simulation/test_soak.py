@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -19,6 +20,40 @@ def figures(done: subprocess.CompletedProcess[str]) -> list[str]:
     """Return the figures of a successful soak, but for the time that it took."""
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if "processor time" not in line]
+
+
+NESTED: Final = """
+import logging, sys, types
+from tests.simulation.library import production
+
+production("tests.simulation.shrink")
+from tests.simulation.soak import run_seeds
+
+def depth(function):
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    inner = [each for each in cells if isinstance(each, types.FunctionType)]
+    return max(map(depth, inner), default=-1) + 1
+
+def depths():
+    modules = [vars(sys.modules[name]) for name in sorted(sys.modules) if "embedfarm." in name]
+    classes = [each for one in modules for each in one.values() if type(each) is type]
+    found = [each for one in (*modules, *map(vars, classes)) for each in one.values()]
+    return [depth(each) for each in found if isinstance(each, types.FunctionType)]
+
+logging.disable()
+run_seeds(range(3))
+before = depths()
+run_seeds(range(3))
+assert depths() == before
+"""
+
+
+def test_no_run_wraps_what_the_one_before_has_wrapped() -> None:
+    """What a run puts in the place of functions goes in the next one, or stays as it is.
+
+    Else calls would be nested ever deeper, until after a thousand runs the stack is too small.
+    """
+    subprocess.run([sys.executable, "-c", NESTED], check=True)
 
 
 def test_it_goes_on(tmp_path: Path) -> None:
