@@ -79,6 +79,7 @@ class Storage:
         """Return what is kept of an object: all of it, but for one object of some runs."""
         if len(self.put_at) != self._damaged:
             return data
+        self._damaged = -1  # the same one, put again, would leave the count as it is
         DAMAGED.reach()
         place = self.random.randrange(max(1, len(data)))
         flipped = data[:place] + bytes(each ^ 64 for each in data[place : place + 1])

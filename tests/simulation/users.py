@@ -33,7 +33,7 @@ from tests.simulation.monitor import END
 from tests.simulation.pages import Pages
 from tests.simulation.scene import FinishedOutput, Scene
 from tests.simulation.server import ModelServer
-from tests.simulation.shelf import Shelf
+from tests.simulation.shelf import DEADLY, Shelf
 from tests.simulation.states import State
 
 CREATE: Final = wire.script("create").encode()
@@ -272,6 +272,8 @@ class User:
                 return self._correct_model
             case ModelRefused() if self.scene.shelf is not None:
                 return self._refused_by(self.scene.shelf, work, error)
+            case ModelRefused() if DEADLY in str(error):  # faults have ended it as often as that
+                return self._wait
             case JobEnded() | JobRefused() | JobGone() if work.place.job_id in self.scene.steered:
                 return self._remove_job
         return None
