@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.marked import write_marked
-from benchmarks.transport import DIMENSIONS, RESULTS, TEXT_BYTES, run
+from benchmarks.transport import DIMENSIONS, TEXT_BYTES, WAYS, run
 from embedfarm.collector.manifest import MANIFEST_FILE
 from embedfarm.collector.text_digests import DIGESTS_FILE
 from embedfarm.contract.settings import Settings
@@ -86,10 +86,10 @@ def cost_of(small: Took, large: Took, name: str) -> Cost:
     return Cost(each, max(0.0, first - each * small.chunks))
 
 
-def take(chunks: int, results: str) -> Took:
+def take(chunks: int, by: str) -> Took:
     """Run a job, and return what it took."""
     with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory:
-        report = run(Path(directory), chunks, 2, "parquet", results)
+        report = run(Path(directory), chunks, 2, "parquet", by)
         out = Path(directory) / "vectors"
         return Took(
             chunks,
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path)
     arguments = parser.parse_args()
     sizes = arguments.chunks // 4, arguments.chunks
-    took = {each: (take(sizes[0], each), take(sizes[1], each)) for each in RESULTS}
+    took = {each: (take(sizes[0], each), take(sizes[1], each)) for each in WAYS}
     said = describe(took)
     sys.stdout.write(said + "\n")
     if arguments.report:

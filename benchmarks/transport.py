@@ -1,10 +1,11 @@
 """Benchmark of everything but the model: throughput and memory of the farm with the null engine.
 
-    python -m benchmarks.transport [--chunks N] [--workers N] [--format F] [--results R] [--json]
+    python -m benchmarks.transport [--chunks N] [--workers N] [--format F] [--by WAY] [--json]
 
-200-byte texts from JSON Lines, vectors of 384 floats in one .npy or in Parquet, all processes
-on this machine. Vectors come through the server, or with `--results stored` past it in files. The
-report says what each process used, and so what bounds the farm.
+200-byte texts from JSON Lines, vectors of 384 floats in one .npy or in Parquet, all
+processes on this machine. Both go through the server, or past it: vectors in files with `--by
+stored`, and with `--by reference` texts as well, which workers read where they lie. The report says
+what each process used, and so what bounds the farm.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from benchmarks.processes import Usage, run_watched
 TEXT_BYTES: Final = 200
 DIMENSIONS: Final = 384
 FORMATS: Final = ("npy", "parquet")
-RESULTS: Final = ("inline", "stored")
+WAYS: Final = ("inline", "stored", "reference")
 MEBIBYTE: Final = 1 << 20
 
 
@@ -31,7 +32,7 @@ class Report:
     Attributes:
         chunks: Number of chunks in the corpus.
         sink: Format of the output.
-        results: How vectors came to the command.
+        by: How texts and vectors went.
         embed_seconds: Time from the first block read to the last commit.
         wall_seconds: Time of the whole command, its start and end included.
         usage: Usage by name of process.
@@ -39,7 +40,7 @@ class Report:
 
     chunks: int
     sink: str
-    results: str
+    by: str
     embed_seconds: float
     wall_seconds: float
     usage: dict[str, Usage]
@@ -59,7 +60,7 @@ def write_corpus(path: Path, chunks: int) -> None:
 
 
 def run(
-    directory: Path, chunks: int, workers: int, sink: str = "parquet", results: str = "inline"
+    directory: Path, chunks: int, workers: int, sink: str = "parquet", by: str = "inline"
 ) -> Report:
     """Embed `chunks` texts in `directory`, and watch all processes.
 
@@ -70,14 +71,16 @@ def run(
     write_corpus(corpus, chunks)
     words = ["embed", str(corpus), "--out", str(directory / "vectors"), "--json", "--format", sink]
     words += ["--model", f"null:{DIMENSIONS}", "--workers", str(workers), "--devices", "cpu"]
-    if results == "stored":
+    if by != "inline":
         (directory / "stored").mkdir()
         words += ["--stored", str(directory / "stored")]
+    if by == "reference":
+        words += ["--texts-from", "source"]
     command = [sys.executable, "-c", "from embedfarm.cli import main; main()", *words]
     finished = run_watched(command)
     facts: dict[str, Any] = json.loads(finished.output)
     return Report(
-        facts["count"], sink, results, facts["embed_seconds"], finished.wall_seconds, finished.usage
+        facts["count"], sink, by, facts["embed_seconds"], finished.wall_seconds, finished.usage
     )
 
 
@@ -87,14 +90,12 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=600_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--format", choices=FORMATS, help="one of them; default: all, in turn")
-    parser.add_argument("--results", choices=RESULTS, default="inline")
+    parser.add_argument("--by", choices=WAYS, default="inline")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     for sink in [arguments.format] if arguments.format else FORMATS:
         with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory:
-            report = run(
-                Path(directory), arguments.chunks, arguments.workers, sink, arguments.results
-            )
+            report = run(Path(directory), arguments.chunks, arguments.workers, sink, arguments.by)
         sys.stdout.write(to_json(report) if arguments.json else to_table(report))
 
 
@@ -108,7 +109,7 @@ def to_json(report: Report) -> str:
 def to_table(report: Report) -> str:
     """Format the report for people."""
     size = f"{report.chunks:,} chunks of {TEXT_BYTES} bytes to {DIMENSIONS} floats"
-    lines = [f"{size}, {report.results}, {report.sink}:"]
+    lines = [f"{size}, {report.by}, {report.sink}:"]
     speed = f"{report.chunks_per_second:,.0f} chunks/s over {report.embed_seconds:.1f} s"
     lines.append(f"{speed} ({report.wall_seconds:.1f} s with start and end)")
     lines.append(f"{'process':32}{'CPU s':>8}{'peak MiB':>10}")

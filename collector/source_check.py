@@ -339,9 +339,10 @@ def _agree(
 ) -> Result | None:
     """Return the result with the source's checksums, if all that did not fail was made of it.
 
-    A vector that it lacks has to be known: an earlier run may have known others.
+    A vector that it lacks has to be known: an earlier run may have known others. It gets the ids of
+    the source if it has none, as that of a block has which only refers to its texts.
     """
-    if len(checksums) != result.count * CHECKSUM_BYTES or result.ids != ids:
+    if len(checksums) != result.count * CHECKSUM_BYTES or result.ids not in (None, ids):
         return None
     known = np.frombuffer(result.known or bytes(result.count), np.bool_)
     if known.any() and not (len(places) and (places[known] != NOWHERE).all()):
@@ -350,7 +351,9 @@ def _agree(
     differs = np.zeros(result.count, np.bool_)
     differs[~known] = np.frombuffer(result.checksums, "<u4") != ours[~known]
     differs[[error.index - result.start for error in result.errors]] = False
-    return None if differs.any() else msgspec.structs.replace(result, checksums=checksums)
+    if differs.any():
+        return None
+    return msgspec.structs.replace(result, checksums=checksums, ids=ids)
 
 
 def names_sha256(ids: Iterable[str] | None) -> str:

@@ -189,6 +189,15 @@ class JobSpec(Record, forbid_unknown_fields=True):
             later=True,
         ),
     ] = ""
+    texts_from: Annotated[
+        str,
+        JobField(
+            "where workers take texts from: blocks, or the source's own files, past Redis",
+            Decides.NOTHING,
+            ("blocks", "source"),
+            later=True,
+        ),
+    ] = "blocks"
 
     def __post_init__(self) -> None:
         """Refuse a specification that no worker could serve, also off the wire."""

@@ -20,6 +20,7 @@ from embedfarm.contract.encoding import (
 )
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_states import ModelState
+from embedfarm.contract.source_places import UNPLACED, Places, SourceReference
 
 
 class Rows(NamedTuple):
@@ -30,16 +31,19 @@ class Rows(NamedTuple):
         ids: The caller's identifiers, one per chunk, or None.
         known: For each chunk a byte, which is 1 if its vector is known already and it needs none
             made; empty where none is known.
+        places: Where they lie; of none where nobody has asked for that.
     """
 
     texts: list[str]
     ids: list[str] | None
     known: bytes = b""
+    places: Places = UNPLACED
 
     def piece(self, first: int, end: int) -> "Rows":
         """Return rows `first` to `end - 1`, counted from 0."""
         ids = None if self.ids is None else self.ids[first:end]
-        return Rows(self.texts[first:end], ids, _if_any(self.known[first:end]))
+        known = _if_any(self.known[first:end])
+        return Rows(self.texts[first:end], ids, known, self.places.piece(first, end))
 
 
 class TokenisationSettings(Record, forbid_unknown_fields=True):
@@ -105,7 +109,7 @@ class TokenIds(Record):
 
 
 class Block(Record):
-    """Consecutive chunks in one stream entry, as texts or as token ids.
+    """Consecutive chunks in one stream entry, as texts, as token ids, or by reference.
 
     Of some chunks whoever collects knows the vector already: they have an index, and an id where
     the others have one, but no text, and nothing is embedded for them.
@@ -118,9 +122,11 @@ class Block(Record):
             of every plan.
         tokens: Token ids of the chunks to embed, None when there are `texts`.
         known: For each chunk a byte, which is 1 if its vector is known; empty where none is.
+        reference: Where the texts are, None if they are here; such a block has no ids.
     """
 
-    versions: ClassVar[int] = 2  # who does not know `known` would take the chunks for others
+    # Who does not know `known` or `reference` would take the chunks for others.
+    versions: ClassVar[int] = 3
 
     start: Count
     texts: list[str]
@@ -128,15 +134,20 @@ class Block(Record):
     token_count: Count = 0
     tokens: TokenIds | None = None
     known: bytes = b""
+    reference: SourceReference | None = None
 
     @property
     def version(self) -> int:
         """Version of the layout that this block needs."""
+        if self.reference is not None:
+            return 3
         return 2 if self.known else 1
 
     @property
     def to_embed(self) -> int:
         """Number of chunks that are to be embedded."""
+        if self.reference is not None:
+            return self.reference.rows - self.known.count(1)
         return len(self.texts) if self.tokens is None else len(self.tokens.lengths) // 4
 
     @property

@@ -8,6 +8,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 
 KNOWN_BYTES: Final = 128  # what a process that collects keeps of a chunk: digest, place, id
+BYTES_PER_TOKEN: Final = 4  # of English in the tokenizers in use
 VECTOR_BYTES_GUESSED: Final = 4096  # while no result of the job has said it
 # Results that any job may have, whatever others hold: one that its collector keeps for the next
 # part, and one to go on with.
@@ -49,9 +50,13 @@ ROOMY: Final = FarmRoom()
 
 
 def blocks_for(tokens: float, status: JobStatus, settings: Settings) -> int:
-    """Return how many stream entries hold about `tokens`: at least 1, within the limit on text."""
+    """Return how many stream entries hold about `tokens`: at least 1, within the limit on text.
+
+    The text of blocks that only refer to it is estimated from its tokens.
+    """
     by_tokens = round(tokens / status.block_tokens_mean)
-    by_bytes = int(settings.micro_batch_bytes_max // max(1.0, status.block_bytes_mean))
+    text_bytes = max(1.0, status.block_bytes_mean, BYTES_PER_TOKEN * status.block_tokens_mean)
+    by_bytes = int(settings.micro_batch_bytes_max // text_bytes)
     return max(1, min(by_tokens, by_bytes))
 
 

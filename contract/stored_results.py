@@ -75,18 +75,23 @@ def checksum_of(data: "ReadableBuffer") -> int:
     return zlib.crc32(data)
 
 
-def check_place(place: str, roots: Sequence[str]) -> None:
+def check_place(place: str, roots: Sequence[str], what: str = "stored") -> None:
     """Refuse a place that is not below one of the roots, or that could lead elsewhere.
+
+    Args:
+        place: Path or URL of a directory or file.
+        roots: Directories and URLs.
+        what: What is there, for the message; the setting with the roots is named after it.
 
     Raises:
         StorageRefused: It is such a place; the message names it without its secrets.
     """
     shown = hide_in_word(place)
     if shown != place or "::" in place or not {"..", "."}.isdisjoint(place.split("/")):
-        raise StorageRefused(f"stored: {shown!r} has secrets, or leads elsewhere")
+        raise StorageRefused(f"{what}: {shown!r} has secrets, or leads elsewhere")
     if not any(_is_below(place, root) for root in roots):
         names = ", ".join(map(hide_in_word, roots)) or "empty"
-        raise StorageRefused(f"stored: {shown!r} is not below one of stored_roots ({names})")
+        raise StorageRefused(f"{what}: {shown!r} is not below one of {what}_roots ({names})")
 
 
 def _is_below(place: str, root: str) -> bool:

@@ -60,6 +60,7 @@ class JobFields(TypedDict, total=False):
     lsh_bits: int
     ranges: bytes
     stored: str
+    texts_from: str
 
 
 class OutputOptions(TypedDict, total=False):

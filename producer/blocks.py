@@ -1,19 +1,23 @@
 """Rows cut into blocks: consecutive chunks, sized to the farm."""
 
 import sys
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from embedfarm.contract.records import Block, Rows, TokenIds, text_checksums
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import BYTES_PER_TOKEN
+from embedfarm.contract.source_places import RowRun, SourceReference
 from embedfarm.contract.token_ids import TokenEncoder
 
-BYTES_PER_TOKEN: Final = 4  # of English in the tokenizers in use; only the unit of plans
 TOKENS_MAX: Final = 512  # what a chunk counts at most when its job names no maximum length
 
 
@@ -33,6 +37,8 @@ class Blocker:
         chunks_max: Most chunks to embed of a block; may change at any time, for the next full
             block.
         cuts: Rows before which a block ends, in order.
+        files: Beginnings of the files of the corpus; blocks refer to places in them, instead of
+            having texts. Such a block has rows of one file that follow one another.
     """
 
     start: int
@@ -40,11 +46,14 @@ class Blocker:
     tokens_max: int = TOKENS_MAX
     tokens_target: float = 1.0
     cuts: Sequence[int] = ()
+    files: Sequence[SourceReference] = ()
     chunks_max: int = field(init=False)
     _texts: list[str] = field(default_factory=list)
     _ids: list[str] = field(default_factory=list)
     _token_ids: list[NDArray[np.uint32]] = field(default_factory=list)
     _known: bytearray = field(default_factory=bytearray)
+    _run: RowRun | None = None  # that the rows of the block are in
+    _span: tuple[int, int] = (0, 0)  # offsets before and behind them
     _encoder: TokenEncoder | None = None
     _bytes: int = 0
     _tokens: int = 0
@@ -69,8 +78,12 @@ class Blocker:
         counts = _ends(1 - known.astype(np.int64))
         size_ends, token_ends = (ends[counts] for ends in self._measure(texts, token_ids))
         begin, first = 0, self.start + len(self._known)
+        runs, begins, ends = rows.places
+        breaks = _breaks(runs)
+        if self._run is not None and runs and runs[0] is not self._run:
+            yield self._cut()
         while begin < len(known):
-            cut = self._next_cut(first + begin) - first
+            cut = min(self._next_cut(first + begin) - first, _next(breaks, begin))
             full = self._full(token_ends, counts, begin)
             fitting = self._fitting(size_ends, begin)
             end = min(full, fitting, cut, len(known))
@@ -79,6 +92,9 @@ class Blocker:
             self._token_ids += token_ids[own]
             self._ids += rows.ids[begin:end] if rows.ids is not None else []
             self._known += known[begin:end].tobytes()
+            if runs:
+                self._span = (begins[begin] if self._run is None else self._span[0], ends[end - 1])
+                self._run = runs[begin]
             self._bytes += int(size_ends[end] - size_ends[begin])
             self._tokens += int(token_ends[end] - token_ends[begin])
             begin = end
@@ -121,8 +137,7 @@ class Blocker:
 
     def _next_cut(self, row: int) -> int:
         """Return the first row behind `row` before which a block has to end."""
-        place = bisect_right(self.cuts, row)
-        return self.cuts[place] if place < len(self.cuts) else sys.maxsize
+        return _next(self.cuts, row)
 
     def _fitting(self, size_ends: NDArray[np.int64], begin: int) -> int:
         """Return the first chunk from `begin` on without room; an empty block has room for one."""
@@ -132,19 +147,31 @@ class Blocker:
 
     def _cut(self) -> Block:
         """Make a block of all that came since the last one."""
+        refers = self._run is not None
         block = Block(
             start=self.start,
-            texts=[] if self._encoder else self._texts,
-            ids=self._ids or None,
+            texts=[] if self._encoder or refers else self._texts,
+            ids=None if refers else self._ids or None,
             token_count=self._tokens,
             tokens=self._pack(self._encoder) if self._encoder and self._texts else None,
             known=bytes(self._known) if any(self._known) else b"",
+            reference=self._refer(self._run, *self._span) if self._run is not None else None,
         )
         self.start += len(self._known)
-        self._texts, self._ids, self._token_ids = [], [], []
+        self._texts, self._ids, self._token_ids, self._run = [], [], [], None
         self._known.clear()
         self._bytes, self._tokens = 0, 0
         return block
+
+    def _refer(self, run: RowRun, begin: int, end: int) -> SourceReference:
+        """Return where in a file the texts are, between two offsets."""
+        return replace(
+            self.files[run.file],
+            offset=begin,
+            length=end - begin,
+            rows=len(self._known),
+            checksum=zlib.crc32(text_checksums(self._texts)),
+        )
 
     def _pack(self, encoder: TokenEncoder) -> TokenIds:
         """Pack the token ids into as few bytes as they need."""
@@ -158,6 +185,20 @@ class Blocker:
             lengths=lengths.tobytes(),
             checksums=text_checksums(self._texts),
         )
+
+
+def _breaks(runs: Sequence[RowRun]) -> list[int]:
+    """Return the rows, counted from 0, that begin another run than that of the row before."""
+    if not runs or runs[0] is runs[-1]:
+        return []
+    pairs = enumerate(pairwise(runs), 1)
+    return [row for row, (one, other) in pairs if one is not other]
+
+
+def _next(cuts: Sequence[int], row: int) -> int:
+    """Return the first of the cuts, which are in order, behind a row."""
+    place = bisect_right(cuts, row)
+    return cuts[place] if place < len(cuts) else sys.maxsize
 
 
 def _encode(encoder: TokenEncoder, texts: Sequence[str]) -> list[NDArray[np.uint32]]:

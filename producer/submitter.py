@@ -28,6 +28,7 @@ from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import KNOWN_BYTES, VECTOR_BYTES_GUESSED, used_bytes
+from embedfarm.contract.source_places import SourceReference
 from embedfarm.contract.status import OVER_STATES, JobGone, JobStatus
 from embedfarm.contract.stored_results import StorageRefused
 from embedfarm.contract.token_ids import TokenEncoder
@@ -43,6 +44,7 @@ RESULT_BYTES_MAX: Final = 1 << 20
 PROBE_TOKENS: Final = 1024  # size of a block while no worker's speed is known
 PROBE_BLOCKS: Final = 64  # backlog while no worker's speed is known
 GONE_SECONDS: Final = 1.0  # time between looks at a job that is not there
+CHANGE_NONE: Final = frozenset({"name", "engine", "texts_from"})  # fields of a spec
 LOOK_SECONDS: Final = 0.2  # time between looks at the workers, and at a window that is full
 
 T = TypeVar("T")
@@ -113,6 +115,7 @@ class Submitter:
     cuts: Sequence[int] = ()
     drained_upto: int = field(init=False)
     _encoder: TokenEncoder | None = None
+    _refers: bool = False
     _kept: deque[Sent] = field(default_factory=deque)
     _kept_bytes: int = 0
     _vector_bytes: int = VECTOR_BYTES_GUESSED
@@ -152,8 +155,12 @@ class Submitter:
         )
         self.attach()
 
-    def submit(self, source: Iterable[Rows]) -> int:
+    def submit(self, source: Iterable[Rows], files: Sequence[SourceReference] = ()) -> int:
         """Send the rows, which begin at chunk `start`, and close the job.
+
+        Args:
+            source: The rows.
+            files: Beginnings of the source's files, if blocks are to refer to them (`Blocker`).
 
         Returns:
             The number of chunks in the job. When `stop` comes first the job stays open, and the
@@ -166,13 +173,14 @@ class Submitter:
             Rewind: The source must be read again, from a new `start`; `attach` first.
             redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
+        self._refers = bool(files)
         tokens_max = self.spec.max_length or TOKENS_MAX
-        blocker = Blocker(self.start, self.settings, tokens_max, cuts=self.cuts)
+        blocker = Blocker(self.start, self.settings, tokens_max, cuts=self.cuts, files=files)
         try:
             self._persist(self._check_cancelled)  # first, since the source may say that it is Stale
             for rows in source:
                 self._size(blocker)
-                self._send(blocker.add(rows, self._encoder))
+                self._send(blocker.add(rows, None if self._refers else self._encoder))
             self._send(blocker.flush())
             # Whoever sets `stop` may also have ended the source early.
             if not self.stop.is_set():
@@ -419,6 +427,8 @@ class Submitter:
         if not self._speed and blocks >= PROBE_BLOCKS:
             return False
         used = used_bytes(status, self._vector_bytes)
+        if self._refers:  # blocks are small then, but whoever collects keeps something of each row
+            used += KNOWN_BYTES * max(0, status.chunks_in - status.chunks_done)
         fits = used + cost <= self.settings.window_bytes_max
         return blocks <= 0 or (fits and status.stored_bytes < self.settings.stored_bytes_max)
 
@@ -467,8 +477,8 @@ class Submitter:
 
 
 def _differing(there: JobSpec, ours: JobSpec) -> list[str]:
-    """Return in which fields two specs ask for other vectors; name and engine change none."""
-    names = [name for name in JobSpec.__struct_fields__ if name not in {"name", "engine", "model"}]
+    """Return in which fields two specs ask for other vectors; some fields change none."""
+    names = [name for name in JobSpec.__struct_fields__ if name not in {*CHANGE_NONE, "model"}]
     differing = [name for name in names if getattr(there, name) != getattr(ours, name)]
     same_model = Path(there.model).resolve() == Path(ours.model).resolve()
     return differing if same_model else ["model", *differing]

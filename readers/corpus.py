@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import BinaryIO, Final, TypeAlias
 
 from embedfarm.contract.records import Rows
+from embedfarm.contract.source_places import Places, RowRun
 from embedfarm.readers import (
     arrow,
     chunker,
@@ -142,6 +143,7 @@ def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
     cursor: Cursor | None = None,
     limits: Limits = UNLIMITED,
     columns: ColumnQueue | None = None,
+    placed: bool = False,
 ) -> Iterator[Rows]:
     """Read the good rows of all sources, in the order given, in batches that stay small.
 
@@ -156,6 +158,8 @@ def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
     To `columns` those to keep are appended of all rows that are yielded, in order, in batches of
     their own: those of a row before the row is yielded.
 
+    With `placed`, rows have their `places`, of files that `references` accepts.
+
     Raises:
         CorpusError: At the call: a source is missing, its format unknown, a directory has no
             tokenizer, or some sources have ids and some have none. While iterating: a file is
@@ -169,8 +173,10 @@ def read_corpus(  # noqa: PLR0913 -- the last three are for those who need them
             format_of(location, options)
     opened = partial(_open, stdin=stdin, bytes_max=limits.bytes_max)
     fields = replace(options.fields(columns), kept=kept_fields(locations, options))
-    items = _read_all(locations, options, fields, cut, opened, cursor or Cursor())
-    return limit_rows(_gather(items, bad_rows, with_ids=with_ids), limits)
+    cursor = cursor or Cursor()
+    items = _read_all(locations, options, fields, cut, opened, cursor)
+    batches = _gather(items, bad_rows, cursor if placed else None, with_ids=with_ids)
+    return limit_rows(batches, limits)
 
 
 def _agree_on_ids(locations: Sequence[Location], options: CorpusOptions) -> bool:
@@ -332,21 +338,44 @@ def _open(
 
 
 def _gather(
-    items: Iterable[Item], bad_rows: Callable[[BadRow], None], *, with_ids: bool
+    items: Iterable[Item],
+    bad_rows: Callable[[BadRow], None],
+    cursor: Cursor | None,
+    *,
+    with_ids: bool,
 ) -> Iterator[Rows]:
-    """Yield batches of the rows, in order; give bad rows to `bad_rows` in between."""
+    """Yield batches of the rows, in order; give bad rows to `bad_rows` in between.
+
+    Rows have their places if there is a cursor, which moves along with the items.
+    """
     texts: list[str] = []
     ids: list[str] = []
+    runs: list[RowRun] = []
+    begins: list[int] = []
+    ends: list[int] = []
     characters = 0
+    file, before = (0, 0) if cursor is None else (cursor.location, cursor.offset)
+    run = RowRun(file, before)
     for item in items:
+        if cursor is not None and cursor.location != file:
+            file, before = cursor.location, 0
+            run = RowRun(file, 0)
         if isinstance(item, BadRow):
             bad_rows(item)
+            if cursor is not None:
+                before = cursor.offset
+                run = RowRun(file, before)
             continue
+        if cursor is not None:
+            runs.append(run)
+            begins.append(before)
+            ends.append(before := cursor.offset)
         texts.append(item[0])
         ids.append(item[1])
         characters += len(item[0])
         if characters >= BATCH_CHARACTERS_MAX or len(texts) >= BATCH_ROWS_MAX:
-            yield Rows(texts, ids if with_ids else None)
+            yield Rows(texts, ids if with_ids else None, places=Places(runs, begins, ends))
             texts, ids, characters = [], [], 0
+            runs, begins, ends = [], [], []
     if texts:
-        yield Rows(texts, ids if with_ids else None)
+        yield Rows(texts, ids if with_ids else None, places=Places(runs, begins, ends))

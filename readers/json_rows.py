@@ -1,9 +1,9 @@
 """Objects of JSON as rows: the text and id of each, at the top or inside."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from itertools import islice, product
+from itertools import islice, product, repeat
 from operator import attrgetter, or_
 from typing import Any, Final
 
@@ -72,9 +72,9 @@ class JsonRows:
     def item(self, line: bytes, number: int) -> Item | None:
         """Return the row of one object, or what is wrong with it; None for a blank line."""
         reason = ""
-        for decode in self._decoders:
+        for decoder, get in self._decoders:
             try:
-                found = decode(line)
+                found = get(decoder.decode(line))
             except _UNREADABLE as error:
                 reason = str(error)
             else:
@@ -86,6 +86,24 @@ class JsonRows:
             return None
         field, known = self._diagnose(line)
         return BadRow(self._name, number, field, known or reason)
+
+    def texts(self, lines: bytes) -> list[str]:
+        """Return the texts of lines of which each is a good row, or blank; else of those before."""
+        decoder, get = self._decoders[0]
+        try:
+            found = map(get, decoder.decode_lines(lines))
+            if self._alone:
+                return [*map(str, found)]
+            return [self._fields.row([*map(str, values)])[0] for values in found]
+        except _UNREADABLE:  # some may have the field elsewhere
+            return [*self._texts_before_bad(lines.splitlines(keepends=True))]
+
+    def _texts_before_bad(self, lines: Sequence[bytes]) -> Iterator[str]:
+        for item in map(self.item, lines, repeat(0)):
+            if isinstance(item, BadRow):
+                return
+            if item is not None:
+                yield item[0]
 
     def _keep(self, columns: TextColumns, line: bytes, number: int) -> BadRow | None:
         """Take what is kept of an object, or tell what is wrong with it."""
@@ -132,13 +150,16 @@ def _path(field: str, row: dict[str, Any]) -> _Path:
     return inside[0] if inside and field not in row and inside[0][0] in row else whole
 
 
-def _decoder(paths: Sequence[_Path], kinds: Sequence[tuple[type, ...]]) -> Callable[[bytes], Any]:
-    """Return a function from an object to what lies at these paths, a tuple if they are several."""
+def _decoder(
+    paths: Sequence[_Path], kinds: Sequence[tuple[type, ...]]
+) -> tuple[msgspec.json.Decoder[Any], Callable[[Any], Any]]:
+    """Return a decoder, and what gets of its objects what lies at these paths.
+
+    That is a tuple if they are several.
+    """
     unions = [reduce(or_, each) for each in kinds]
     kind, places = _struct(dict(zip(paths, unions, strict=True)))
-    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
-    get = attrgetter(*(places[path] for path in paths))
-    return lambda line: get(decoder.decode(line))
+    return msgspec.json.Decoder(kind), attrgetter(*(places[path] for path in paths))
 
 
 def _struct(kinds: dict[_Path, Any]) -> tuple[type, dict[_Path, str]]:

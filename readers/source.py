@@ -46,7 +46,7 @@ LANCE_SOURCE: Final = re.compile(r"(?P<place>.*\.lance/?)(@v(?P<version>[0-9]+))
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
 
 _BUFFER_BYTES: Final = 1 << 20
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 @dataclass
@@ -219,7 +219,7 @@ def number_lines(
         cursor.offset += len(line)
         cursor.line = number
         if number == 1:
-            line = line.removeprefix(_BYTE_ORDER_MARK)
+            line = line.removeprefix(BYTE_ORDER_MARK)
         if not line:
             return
         if len(line) > LINE_BYTES_MAX:

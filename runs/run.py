@@ -187,7 +187,7 @@ class Run:
             yield place.settings.redis_url, None
             return
         make_private(directory := place.out / STATE_DIRECTORY)
-        settings = self._storage.rooted(place.settings)
+        settings = self._sending.rooted(self._storage.rooted(place.settings))
         with run_local_farm(directory, settings, place.devices, place.workers) as local:
             yield local.url, local
 

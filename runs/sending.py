@@ -15,6 +15,8 @@ from embedfarm.collector.source_check import Mark, PrefixCheck, SourceChanged, S
 from embedfarm.contract import tracing
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Rows, text_checksums
+from embedfarm.contract.settings import Settings
+from embedfarm.contract.source_places import SourceReference
 from embedfarm.contract.status import JobStatus
 from embedfarm.producer.submitter import Rewind, Stale, SubmissionCancelled, Submitter
 from embedfarm.readers import (
@@ -28,6 +30,7 @@ from embedfarm.readers import (
 )
 from embedfarm.readers.fields import ColumnQueue
 from embedfarm.readers.limits import Limits
+from embedfarm.readers.references import references
 from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.request import Request, file_facts
 from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile, describe_no_rows
@@ -63,6 +66,24 @@ class Sending:
     expected: int = 0
     files: Mapping[str, list[int]] = field(default_factory=dict)
     _columns: ColumnCheck = field(init=False)
+
+    def rooted(self, settings: Settings) -> Settings:
+        """Return settings for a private farm, whose workers may read what its command says.
+
+        Raises:
+            CorpusError: Blocks are to refer to the corpus, and cannot.
+        """
+        roots = {each.file.rpartition("/")[0] or "/" for each in self._beginnings()}
+        return settings.model_copy(
+            update={"source_roots": (*settings.source_roots, *sorted(roots))}
+        )
+
+    def _beginnings(self) -> list[SourceReference]:
+        """Return the beginnings of the corpus's files if blocks are to refer to them, else none."""
+        request = self.request
+        if request.spec.texts_from != "source":
+            return []
+        return references(request.sources, request.options)
 
     def note(self, job: Job, status: JobStatus, chunks_reused: int) -> None:
         """Note with the job what the server cannot count, if that has changed.
@@ -150,11 +171,12 @@ class Sending:
         first = mark.row if mark else 0
         self._with_room(partial(self.source.begin, output.parts, first))
         self._columns = ColumnCheck(output.read_columns, output.parts, first)
+        beginnings = self._beginnings()
         record = SkippedFile(self.out / SKIPPED_FILE, self.full_disk_seconds, self.stop)
         with contextlib.closing(record):
             rows = self._rest(self._rows(record, mark, facts), submitter.start, mark)
             with tracing.span("submit", trace, first_chunk=submitter.start):
-                count = submitter.submit(rows)
+                count = submitter.submit(rows, beginnings)
             if not self.stop.is_set():
                 if look_at(request.sources, request.options).digest != facts.digest:
                     raise SourceChanged("the source was changed while it was read; run this again")
@@ -196,7 +218,7 @@ class Sending:
         share = CorpusShare.of(request.sources, request.options)
         for rows in read_corpus(
             request.sources, request.options, on_bad_row, cursor=cursor, limits=limits,
-            columns=self._if_kept(columns),
+            columns=self._if_kept(columns), placed=request.spec.texts_from == "source",
         ):  # fmt: skip
             self._put(columns)
             self.skipped = record.count

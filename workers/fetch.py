@@ -20,14 +20,17 @@ from embedfarm.contract.entries import Entry, Pending
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.jobs import Job
+from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.records import JobShare
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, is_gone
+from embedfarm.contract.stored_results import StorageRefused
 from embedfarm.workers.engines.engine import Engine
-from embedfarm.workers.job_engines import JOBS_MAX, JobEngines
+from embedfarm.workers.job_engines import JOBS_MAX, JobEngines, reason_of
 from embedfarm.workers.leased_blocks import read_block
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
 from embedfarm.workers.own_shares import has_expired, own_shares
+from embedfarm.workers.source_texts import SourceRefused, read_texts
 from embedfarm.workers.texts import tokenise
 from embedfarm.workers.tries import Tries
 
@@ -342,27 +345,30 @@ class Fetcher:
     ) -> list[Lease]:
         """Decode entries; put aside or split those that cannot be read or were tried too often.
 
-        An entry of another version is handed back, with all others, for a worker that reads it.
+        All are handed back, for other workers, where one is of another version, or where the texts
+        that they refer to cannot be read here.
         """
         leases = []
-        for entry in self._current(job, entries):
-            tries = deliveries.get(entry.id, 0) + 1
-            try:
-                block, engine = read_block(job, entry), self.engines.key(job)
-                agreed, stored = self.engines.agreed(job), self.engines.spec(job).stored
-                lease = Lease(
-                    job, entry, block, tries, copied, engine=engine, agreed=agreed, stored=stored
-                )
-            except ForeignVersion as error:
-                self.engines.refuse(job, str(error))
-                self._release(job, entries)
-                return []
-            except RecordError as error:
-                self.tries.put_aside(job, entry, tries, str(error))
-                continue
-            if self.tries.may_try(lease):
-                leases.append(lease)
-        return leases
+        try:
+            for entry in self._current(job, entries):
+                tries = deliveries.get(entry.id, 0) + 1
+                try:
+                    block, key = read_block(job, entry), self.engines.key(job)
+                    agreed, stored = self.engines.agreed(job), self.engines.spec(job).stored
+                    lease = Lease(
+                        job, entry, block, tries, copied, engine=key, agreed=agreed, stored=stored
+                    )
+                    leases.append(lease)
+                except ForeignVersion:
+                    raise
+                except RecordError as error:
+                    self.tries.put_aside(job, entry, tries, str(error))
+            read_texts(leases, self.settings.source_roots, self.stop)
+        except (ForeignVersion, ModelError, SourceRefused, StorageRefused) as error:
+            self.engines.refuse(job, reason_of(error))
+            self._release(job, entries)
+            return []
+        return [lease for lease in leases if self.tries.may_try(lease)]
 
     def _current(self, job: str, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries of the generation whose model was looked at; discard those of others.
@@ -378,11 +384,8 @@ class Fetcher:
                 self._release(job, entries)
                 raise JobGone(f"job {job} was made anew")
             else:
-                log.error(
-                    "entry %s of %s is no block of the job: another generation",
-                    entry.id,
-                    entry.stream,
-                )
+                other = "entry %s of %s is no block of the job: another generation"
+                log.error(other, entry.id, entry.stream)
                 self.farm.job(job).stream.discard(entry)
         return current
 

@@ -1,4 +1,4 @@
-"""Limits of vectors that are stored past the server."""
+"""Limits of texts and vectors that pass by the server."""
 
 from typing import Annotated
 
@@ -8,8 +8,16 @@ from embedfarm.contract.settings.profiles import GIBIBYTE
 
 
 class StorageSettings(BaseModel):
-    """Where vectors may be stored past the server, and how many of them at a time."""
+    """Where texts may be read and vectors stored past the server, and how many at a time."""
 
+    source_roots: Annotated[
+        tuple[str, ...],
+        Field(
+            description='Directories and URLs, such as ["/mnt/corpora", "s3://bucket/corpora"], '
+            "below which workers read the texts of jobs whose blocks only refer to them; empty: "
+            "nowhere."
+        ),
+    ] = ()
     stored_roots: Annotated[
         tuple[str, ...],
         Field(

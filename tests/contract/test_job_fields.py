@@ -31,7 +31,7 @@ OTHERS: Final = {
     "model": "other", "dtype": "float32", "vector_dtype": "float16", "prompt": "p: ",
     "max_length": 8, "normalize": True, "dimensions": 4, "name": "x", "ranges": bytes(8),
     "engine": "torch", "long": "error", "long_overlap": 16, "lsh_bits": 64, "task": "query",
-    "prompt_name": "p", "stored": "/mnt/vectors",
+    "prompt_name": "p", "stored": "/mnt/vectors", "texts_from": "source",
 }  # fmt: skip
 """A value of each field that is not its default."""
 

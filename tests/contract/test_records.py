@@ -48,11 +48,13 @@ from embedfarm.contract.records import (
     TokenisationSettings,
     text_checksums,
 )
+from embedfarm.contract.source_places import SourceReference
 
 KINDS: list[type[Record]] = [
     Block,
     ChunkError,
     Receipt,
+    SourceReference,
     Result,
     Completion,
     Heartbeat,
@@ -136,6 +138,7 @@ TOKEN_IDS = st.builds(
 )
 VALUES[TokenIds | None] = st.none() | TOKEN_IDS
 VALUES[Receipt | None] = st.none() | records(Receipt)
+VALUES[SourceReference | None] = st.none() | records(SourceReference)
 VALUES[list[ChunkError]] = st.lists(records(ChunkError), max_size=3)
 VALUES[list[ModelState]] = st.lists(records(ModelState), max_size=3)
 VALUES[JobSpec] = records(JobSpec)
@@ -159,7 +162,15 @@ def test_all_kinds_are_tested() -> None:
         if kind.__module__
         in {
             each.__module__
-            for each in (Block, JobSpec, FarmEvent, LoadAttempts, ModelOrder, ModelState)
+            for each in (
+                Block,
+                FarmEvent,
+                JobSpec,
+                LoadAttempts,
+                ModelOrder,
+                ModelState,
+                SourceReference,
+            )
         }
     }
 
@@ -167,11 +178,19 @@ def test_all_kinds_are_tested() -> None:
 def test_block_layout() -> None:
     """A block's bytes are as documented: a version byte, then a msgpack array of its fields."""
     block = Block(start=64, texts=["a", "é"], ids=["x", "y"], token_count=300)
-    assert encode(block) == bytes.fromhex("01 96 40 92 a161 a2c3a9 92 a178 a179 cd012c c0 c400")
-    assert encode(Block(start=0, texts=[])) == bytes.fromhex("01 96 00 90 c0 00 c0 c400")
+    assert encode(block) == bytes.fromhex("01 97 40 92 a161 a2c3a9 92 a178 a179 cd012c c0 c400 c0")
+    assert encode(Block(start=0, texts=[])) == bytes.fromhex("01 97 00 90 c0 00 c0 c400 c0")
     some = Block(start=1, texts=["b"], known=b"\1\0")
-    assert encode(some) == bytes.fromhex("02 96 01 91 a162 c0 00 c0 c402 0100")
+    assert encode(some) == bytes.fromhex("02 97 01 91 a162 c0 00 c0 c402 0100 c0")
     assert decode(Block, encode(some)) == some
+    there = SourceReference(
+        file="/c", format="jsonl", text_field="t", offset=5, length=9, rows=2, checksum=7
+    )
+    referring = Block(start=1, texts=[], reference=there)
+    assert encode(referring) == bytes.fromhex(
+        "03 97 01 90 c0 00 c0 c400 98 a22f63 a5 6a736f6e6c a174 a0 05 09 02 07"
+    )
+    assert decode(Block, encode(referring)) == referring
 
 
 def test_result_layout() -> None:
@@ -207,11 +226,13 @@ def test_specs_of_before_a_field() -> None:
     assert encode_spec(plain) == encode(plain)[:1] + msgspec.msgpack.encode(
         list(msgspec.structs.astuple(plain))[:13]
     )
-    for spec in (plain, JobSpec(model="m", task="query"), JobSpec(model="m", stored="/mnt")):
+    stored, last = JobSpec(model="m", stored="/mnt"), JobSpec(model="m", texts_from="source")
+    for spec in (plain, JobSpec(model="m", task="query"), stored, last):
         assert decode(JobSpec, encode_spec(spec)) == spec
-    assert encode_spec(JobSpec(model="m", stored="/mnt")) == encode(
-        JobSpec(model="m", stored="/mnt")
+    assert encode_spec(stored) == encode(stored)[:1] + msgspec.msgpack.encode(
+        list(msgspec.structs.astuple(stored))[:-1]
     )
+    assert encode_spec(last) == encode(last)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -67,7 +67,7 @@ def test_ids_come_back(rows: list[list[int]], width: int) -> None:
 def test_damage_is_refused(field: str, value: object, says: str) -> None:
     """Token ids whose parts do not fit together are no record."""
     block = block_of([[1, 2], [3]])
-    start, texts, ids, count, tokens, _ = msgspec.structs.astuple(block)
+    start, texts, ids, count, tokens, *_ = msgspec.structs.astuple(block)
     fields = {**msgspec.structs.asdict(tokens), field: value}
     damaged = [start, texts, ids, count, list(fields.values())]
     with pytest.raises(RecordError, match=says):

@@ -57,7 +57,7 @@ Pairs = list[tuple[str, str | None]]
 def pairs(batches: Iterable[Rows]) -> Pairs:
     """Texts with their ids, of all batches."""
     rows: Pairs = []
-    for texts, ids, _ in batches:
+    for texts, ids, *_ in batches:
         rows += zip(texts, repeat(None) if ids is None else ids, strict=ids is not None)
     return rows
 

@@ -604,7 +604,7 @@ def test_a_block_of_another_version_waits_for_who_reads_it(farm: FarmClient) -> 
     batch = fetch(fetcher)
     assert batch.job == "other"
     assert farm.reports.refusals("j")["w"] == (
-        "Block record of version 3, but this program reads version 2: update this program"
+        "Block record of version 4, but this program reads version 3: update this program"
     )
     assert fetcher.engines.refusals() == ["j"]
     assert job.status().chunks_failed == 0

@@ -59,6 +59,8 @@ class FeedRequest(EmbeddingOptions):
         """Refuse results past the server, on which those of a feed wait for their reader."""
         if self.stored:
             raise ValueError("stored is for corpora: a feed is read off the server")
+        if self.texts_from != "blocks":
+            raise ValueError("texts_from is for corpora: a feed has no files")
         return self
 
 
