@@ -36,6 +36,7 @@ SIMULATED: Final = (
     "tests.simulation.shelf",
     "tests.simulation.shrink",
     "tests.simulation.sightings",
+    "tests.simulation.source",
     "tests.simulation.storage",
     "tests.simulation.users",
     "tests.simulation.views",

@@ -21,6 +21,7 @@ from embedfarm.workers.lane_loader import LaneLoader
 from embedfarm.workers.model_room import ModelRoom
 from embedfarm.workers.resident_models import ResidentModel, ResidentModels
 from tests.simulation.shelf import Shelf, shelves
+from tests.simulation.source import SENT
 from tests.simulation.states import State, after
 
 QUARANTINE_SECONDS: Final = (6.0, 24.0)  # the first one, and the longest
@@ -208,7 +209,8 @@ def _see_beside(
 
 
 def _see_given_up(
-    answer: object, job: str, _reasons: Mapping[str, str], workers: Sequence[Heartbeat]
+    answer: object, job: str, reasons: Mapping[str, str], workers: Sequence[Heartbeat]
 ) -> None:
-    if shelves and isinstance(answer, ModelRefused):
+    for_texts = any(SENT in reason for reason in reasons.values())
+    if shelves and isinstance(answer, ModelRefused) and not for_texts:
         shelves[-1].given_up(job, workers)

@@ -38,6 +38,7 @@ from tests.simulation.mount import mounted
 from tests.simulation.scene import Scene
 from tests.simulation.server import ModelServer
 from tests.simulation.shelf import Shelf
+from tests.simulation.source import read_by
 from tests.simulation.states import State
 from tests.simulation.storage import ROOT, Storage, note_losses, put_on
 from tests.simulation.user_steps import Lives
@@ -58,6 +59,7 @@ USERS: Final = ("job", "more", "third", "fourth", "fifth", "sixth")
 SEVERAL_SHARE: Final = 0.2  # of the seeds, with several models
 SEVERAL_USERS: Final = (2, 3)
 STORED_SHARE: Final = 0.25  # of the seeds, with a storage past the server
+REFERRING_SHARE: Final = 0.25  # of the seeds, with jobs whose texts workers read
 DAMAGED_SHARE: Final = 0.3  # of those with one model, in which a device begins to compute wrongly
 SLOW_SHARE: Final = 0.15  # of the lively ones, in which reading is slower than all timeouts
 READ_SECONDS_MAX: Final = 12.0  # for all of a corpus, where reading is slower than all timeouts
@@ -156,7 +158,7 @@ class Simulation:
             settings = settings.model_copy(update=limits)
         self.scene = Scene(
             world, self.host, settings, self.directory, self.disk.root, self._say, speed, lively,
-            shelf, storage,
+            shelf, storage, self._source(),
         )  # fmt: skip
         users = random.randint(1, USERS_MAX) if lively else self._crowd()
         self.users = self._users(users if shelf is None else several.randint(*SEVERAL_USERS))
@@ -243,6 +245,12 @@ class Simulation:
         put_on(storage)
         return storage
 
+    def _source(self) -> Random | None:
+        """Return what decides which jobs have their texts read by workers, if some have."""
+        own = Random(f"references {self.seed}")
+        read_by(own)
+        return own if own.random() < REFERRING_SHARE else None
+
     def _shelf(self, own: Random, speed: int) -> Shelf:
         """Make the models of a run that has several."""
         lossy = partial(len, self.host.forgotten)
@@ -315,6 +323,7 @@ class Simulation:
         part = random.choice([64, 200, 1500])
         window = random.choice([3 * part, 4000, 100_000])
         return Settings(
+            source_roots=(str(self.directory),),
             redis_url=URL,
             lease_seconds=1.0,
             heartbeat_seconds=0.3,

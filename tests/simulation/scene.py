@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Final, NamedTuple
 
 from embedfarm.contract.settings import Settings
@@ -12,6 +13,7 @@ from tests.simulation.storage import ROOT, Storage
 from tests.simulation.world import World
 
 STORED_SHARE: Final = 0.8  # of jobs, in runs with a storage
+REFERRING_SHARE: Final = 0.8  # of jobs, in runs whose workers read texts
 
 
 class FinishedOutput(NamedTuple):
@@ -42,6 +44,7 @@ class Scene:
         lively: Whether users do more than run one command after the other.
         shelf: The models that jobs are for, None where there is only one.
         storage: Where jobs may have their vectors stored, None where they go through the server.
+        refers: Decides which jobs have their texts read by workers, None where blocks have them.
         ids: Ids of all jobs that there ever were.
         steered: Jobs that somebody has cancelled or deleted.
         finished: Outputs that were finished, for others to take their vectors.
@@ -62,6 +65,7 @@ class Scene:
     lively: bool
     shelf: Shelf | None = None
     storage: Storage | None = None
+    refers: Random | None = None
     ids: list[str] = field(default_factory=list)
     steered: set[str] = field(default_factory=set)
     finished: list[FinishedOutput] = field(default_factory=list)
@@ -76,6 +80,11 @@ class Scene:
         if self.storage is None or self.storage.random.random() > STORED_SHARE:
             return ""
         return ROOT
+
+    def choose_texts(self) -> str:
+        """Choose where workers take the texts of a job from."""
+        refers = self.refers is not None and self.refers.random() < REFERRING_SHARE
+        return "source" if refers else "blocks"
 
     def fail(self, error: BaseException) -> None:
         """Note an error that should not have happened; the run ends by it."""

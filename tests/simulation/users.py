@@ -10,6 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from embedfarm.collector.collect import JobEnded
 from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, read_manifest
 from embedfarm.collector.source_check import SourceChanged
@@ -34,6 +36,7 @@ from tests.simulation.pages import Pages
 from tests.simulation.scene import FinishedOutput, Scene
 from tests.simulation.server import ModelServer
 from tests.simulation.shelf import DEADLY, Shelf
+from tests.simulation.source import SENT
 from tests.simulation.states import State
 
 CREATE: Final = wire.script("create").encode()
@@ -187,7 +190,7 @@ class User:
             tuple(map(str, files)),
             CorpusOptions(),
             skip_bad_rows=False,
-            spec=JobSpec(model=model, stored=scene.choose_place()),
+            spec=JobSpec(model=model, stored=scene.choose_place(), texts_from=scene.choose_texts()),
             sink=some.choice(["npy", "jsonl"]),
         )
         place = Place(scene.outputs / name, scene.settings, "", 0, self._choose_id(name))
@@ -270,13 +273,19 @@ class User:
                 )
             case ModelRefused() if work.request.spec.model == REFUSED_MODEL:
                 return self._correct_model
-            case ModelRefused() if self.scene.shelf is not None:
-                return self._refused_by(self.scene.shelf, work, error)
-            case ModelRefused() if DEADLY in str(error):  # faults have ended it as often as that
-                return self._wait
+            case ModelRefused():
+                return self._refused(work, error)
             case JobEnded() | JobRefused() | JobGone() if work.place.job_id in self.scene.steered:
                 return self._remove_job
         return None
+
+    def _refused(self, work: Work, error: ModelRefused) -> Callable[[Work], None] | None:
+        """Return what to do when no worker embeds a job; None if there is no reason for it."""
+        if SENT in str(error) and len(work.corpus.versions) > 1:
+            return self._wait  # the next run reads what there is now
+        if self.scene.shelf is not None:
+            return self._refused_by(self.scene.shelf, work, error)
+        return self._wait if DEADLY in str(error) else None  # faults have ended it as often
 
     def _refused_by(self, shelf: Shelf, work: Work, error: ModelRefused) -> Callable[[Work], None]:
         """Return what to do about a model that no worker had: wait for it, or choose another."""
@@ -359,7 +368,7 @@ class User:
         """Ask for a model that exists."""
         model, shelf = f"null:{DIMENSIONS}:{self.scene.speed}", self.scene.shelf
         model = model if shelf is None else self.random.choice(shelf.usable())
-        spec = JobSpec(model=model, stored=work.request.spec.stored)
+        spec = msgspec.structs.replace(work.request.spec, model=model)
         work.request = replace(work.request, spec=spec)
         work.reuse = ()
         work.corpus.reorder()
