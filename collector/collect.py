@@ -88,8 +88,9 @@ class Collector:
     _short: bool = False  # whether the server was short of room when no result came
     _gone: tuple[str, int] = ("", 0)  # the server that has no such job, and looks at it
     _damaged: tuple[int, str] | None = None  # where a result begins that cannot be read, and why
-    # The server that had the last result that was made anew for that, and where it began.
-    _lost_at: tuple[str, int] = ("", -1)
+    # The server that had the last result that was made anew, where it began, and whether the source
+    # had other rows there: what is damaged then was not damaged before.
+    _lost_at: tuple[str, int, bool] = ("", -1, False)
     _reading: int = 0  # number of the source's reading that all not on disk was compared with
 
     def __post_init__(self) -> None:
@@ -251,7 +252,7 @@ class Collector:
             OutputError: The result is damaged a second time.
             SourceChanged: The result is of other rows than the source's a second time.
         """
-        here = FarmClient(self.job.client).server_id(), start
+        here = FarmClient(self.job.client).server_id(), start, reason == DIFFERS
         if here == self._lost_at and reason == DIFFERS:
             raise SourceChanged(f"row {start}: {reason}, twice: it changes while it is read")
         if here == self._lost_at:

@@ -82,6 +82,29 @@ def test_what_was_taken_of_an_earlier_reading(bench: Bench, tmp_path: Path, on_d
     assert vectors == vectors_of(after.texts).tolist()
 
 
+def test_what_is_damaged_after_a_change(bench: Bench, tmp_path: Path) -> None:
+    """A result that differs from the source is made anew, and once more if that one is damaged."""
+    settings = Settings(part_bytes_max=1 << 20)
+    job, worker = Job(bench.client(), "j"), HashWorker(bench.client(), "j", settings)
+    job.create(JobSpec(model="hash"), 0)
+    source, before, after = SourceCheck(), rows(changed=False), rows(changed=True)
+    with Output(tmp_path, {}, sink="parquet", part_bytes_max=1 << 20) as output:
+        source.begin(output.parts)
+        source.feed(after)
+        source.end()
+        push(job, before, 0)
+        worker.step()
+        collector = Collector(Job(bench.client(), "j"), output, settings, bench.stop, source=source)
+        done = bench.run(collector.collect)
+        wait_until(lambda: job.status().state == "open")
+        assert job.status().pushed_upto == 40
+        job.client.hset(job.keys.results, "40", b"\x01")
+        wait_until(lambda: not job.client.hexists(job.keys.results, "40"))
+        push(job, after, 40)
+        worker.step()
+        assert done.result(30) == COUNT
+
+
 def test_a_reading_that_is_abandoned(bench: Bench, tmp_path: Path) -> None:
     """A cancelled job is collected as far as its source was read in this run."""
     settings = Settings()
