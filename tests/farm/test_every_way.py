@@ -1,18 +1,20 @@
-"""Runs with kills at random moments, over each way that results and servers can take together."""
+"""Runs with kills at random moments, over all ways of texts and vectors, and all servers."""
 
 import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+import fsspec
 import psutil
 import pytest
 
@@ -22,11 +24,12 @@ from embedfarm.contract.settings import Settings
 from tests.farm.cluster_of_six import ClusterOfSix
 from tests.farm.harness import Embedding, check_output, texts_of, write_corpus
 from tests.farm.sentinel_ring import Ring
-from tests.support import LiveServer, wait_until
+from tests.support import LiveServer, free_port, wait_until
 
 JOB: Final = "every-way"
 CHUNKS: Final = 4000
 MODEL: Final = ("--model", "null:16:6000")
+REFERRING: Final = ("--texts-from", "source")
 RECOVERY_SECONDS_MAX: Final = 20.0
 KILLS: Final = 4
 LEASES: Final = {"lease_seconds": 3, "heartbeat_seconds": 0.5, "heartbeat_ttl_seconds": 3}
@@ -166,16 +169,100 @@ class Farm:
             wait_until(self.servers.is_whole, 60)
 
 
-def kill_at_random(home: Path, topology: str, seed: int, *, stored: bool) -> list[float]:
-    """Run a job with kills, compare every vector, and return the seconds of each recovery."""
-    draw, place, texts = random.Random(seed), home / "stored", list(texts_of(CHUNKS))
+@dataclass(frozen=True)
+class Way:
+    """A way that texts and vectors take.
+
+    Attributes:
+        words: Words of the command, the corpus first.
+        settings: Settings of all roles.
+        variables: Variables of their environment.
+        left: Returns what is left of stored vectors.
+        left_max: How many files may be left: a speculative copy that no listing had yet.
+    """
+
+    words: Sequence[object]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    left: Callable[[], list[object]] = list
+    left_max: int = 0
+
+
+@contextlib.contextmanager
+def inline(corpus: Path, _seed: int) -> Iterator[Way]:
+    """Let both go through the server."""
+    yield Way([corpus])
+
+
+@contextlib.contextmanager
+def directory(corpus: Path, _seed: int) -> Iterator[Way]:
+    """Let workers store vectors in a directory."""
+    place = corpus.parent / "stored"
     place.mkdir()
-    words = [write_corpus(home / "corpus.jsonl", texts), *MODEL, "--job-id", JOB]
-    words += ["--stored", place] if stored else []
-    limits = {"part_bytes_max": 64_000, "stored_roots": f'["{place}"]'} | LEASES
-    environment = {f"EMBEDFARM_{name.upper()}": str(each) for name, each in limits.items()}
-    with TOPOLOGIES[topology](home) as servers:
-        farm = Farm(servers, home, [*words, "--redis", servers.url], environment)
+    roots = {"stored_roots": f'["{place}"]'}
+    yield Way(
+        [corpus, "--stored", place],
+        roots,
+        left=lambda: [path for path in place.rglob("*") if path.is_file()],
+    )
+
+
+@contextlib.contextmanager
+def bucket(corpus: Path, seed: int) -> Iterator[Way]:
+    """Let workers read texts and store vectors in a bucket of S3, on bad days of the store."""
+    port = free_port()
+    words = ["-m", "tests.faults.s3_server", "--port", str(port), "--seed", str(seed)]
+    variables = {
+        "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "word", "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }  # fmt: skip
+    with (corpus.parent / "s3.log").open("wb") as log:
+        server = subprocess.Popen([sys.executable, *words, "--share", "0.05"], stderr=log)
+    try:
+        wait_until(lambda: is_open(port))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            store = fsspec.filesystem("s3", skip_instance_cache=True)
+            store.mkdir("bucket")
+            store.put_file(str(corpus), f"bucket/corpora/{corpus.name}")
+            roots = {"stored_roots": '["s3://bucket/stored"]', "source_roots": '["s3://bucket"]'}
+            yield Way(
+                [
+                    f"s3://bucket/corpora/{corpus.name}",
+                    "--stored",
+                    "s3://bucket/stored",
+                    *REFERRING,
+                ],
+                roots,
+                variables,
+                lambda: list(store.find("bucket/stored", withdirs=False)),
+                left_max=1,
+            )
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def is_open(port: int) -> bool:
+    """Tell whether somebody listens on a port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+WAYS: Final = {"inline": inline, "directory": directory, "bucket": bucket}
+
+
+def kill_at_random(home: Path, topology: str, way: str, seed: int) -> list[float]:
+    """Run a job with kills, compare every vector, and return the seconds of each recovery."""
+    draw, texts = random.Random(seed), list(texts_of(CHUNKS))
+    corpus = write_corpus(home / "corpus.jsonl", texts)
+    with WAYS[way](corpus, seed) as taken, TOPOLOGIES[topology](home) as servers:
+        limits = {"part_bytes_max": 64_000} | LEASES | dict(taken.settings)
+        environment = {f"EMBEDFARM_{name.upper()}": str(each) for name, each in limits.items()}
+        words = [*taken.words, *MODEL, "--job-id", JOB, "--redis", servers.url]
+        farm = Farm(servers, home, words, {**environment, **taken.variables})
         farm.start("schedule")
         farm.start("work")
         farm.embed()
@@ -188,14 +275,19 @@ def kill_at_random(home: Path, topology: str, seed: int, *, stored: bool) -> lis
             assert farm.embedding.wait(120) == 0, farm.embedding.log()
         finally:
             farm.stop()
-    check_output(home / "out", texts, 16)
-    assert not [path for path in place.rglob("*") if path.is_file()]
+        check_output(home / "out", texts, 16)
+        assert len(taken.left()) <= taken.left_max
     return farm.recoveries
 
 
 def test_kills_on_a_cluster_with_stored_vectors(tmp_path: Path) -> None:
     """A job whose vectors are stored past a cluster is whole, whoever is killed."""
-    kill_at_random(tmp_path, "cluster", 1, stored=True)
+    kill_at_random(tmp_path, "cluster", "directory", 1)
+
+
+def test_kills_with_all_in_a_bucket(tmp_path: Path) -> None:
+    """A job whose texts and vectors lie in a store that fails is whole, whoever is killed."""
+    kill_at_random(tmp_path, "single", "bucket", 2)
 
 
 @pytest.mark.slow
@@ -205,8 +297,8 @@ def test_fifty_runs(tmp_path: Path) -> None:
     draw, recoveries = random.Random(0), list[float]()
     for run in range(50):
         (home := tmp_path / str(run)).mkdir()
-        ways = draw.choice(list(TOPOLOGIES)), run
-        recoveries += kill_at_random(home, *ways, stored=draw.random() < 0.5)
+        ways = draw.choice(list(TOPOLOGIES)), draw.choice(list(WAYS))
+        recoveries += kill_at_random(home, *ways, run)
     recoveries.sort()
     p99 = recoveries[int(0.99 * len(recoveries))]
     sys.stdout.write(f"{len(recoveries)} kills, P99 {p99:.1f} s, median {median(recoveries):.1f}\n")
