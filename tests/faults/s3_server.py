@@ -46,12 +46,13 @@ class Faulty:
         self._inner, self._random, self._share = inner, random, share
         self._put_at: dict[bytes, float] = {}
         self._lock = threading.Lock()  # moto's stores are of one thread
+        self._ended = threading.Event()  # the process, so that nobody sets it
 
     def __call__(self, environ: Environ, start: Start) -> Iterable[bytes]:
         """Answer a request, or let it fail."""
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         if self._strikes():
-            time.sleep(self._random.uniform(0.0, SLOW_SECONDS))
+            self._ended.wait(self._random.uniform(0.0, SLOW_SECONDS))
         if self._strikes():
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [SLOW_DOWN]
