@@ -149,8 +149,10 @@ class Supervisor:
             FileNotFoundError: A program does not exist; nothing was started.
         """
         for child in self._children:
-            if shutil.which(child.command[0]) is None:
-                raise FileNotFoundError(f"{child.name}: no program {child.command[0]!r}")
+            program = child.command[0]
+            # `which` asks what the user may, who may have capabilities beside that.
+            if shutil.which(program) is None and not Path(program).is_file():
+                raise FileNotFoundError(f"{child.name}: no program {program!r}")
         make_private(self._log_directory)
         for child in self._children:
             # It starts the child and outlives it: Linux ties die_with_parent to the thread.
