@@ -18,6 +18,7 @@ from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import model_key, weights_of
 from embedfarm.contract.model_states import ready
 from embedfarm.contract.records import Completion, Heartbeat, Rate
+from embedfarm.contract.sizing import FarmRoom, results_free
 from embedfarm.contract.status import JobGone, is_gone
 from embedfarm.contract.window import FarmWindow
 from embedfarm.scheduler.history import History
@@ -119,6 +120,8 @@ class Observer:
         tail = not any(each.waiting_blocks for each in backlogs if each.status.state != "paused")
         copies, lost = self.copies.look(self._models.keys(), self.beats.keys(), restarted)
         idle_seconds = self._idle_seconds(backlogs)
+        room = self.window.look()
+        stranded = {each.job for each in backlogs if self._is_stranded(each, room)}
         jobs = tuple(
             JobState(
                 each.job,
@@ -132,6 +135,7 @@ class Observer:
                 copies[each.job],
                 lost[each.job],
                 idle_seconds[each.job],
+                each.job in stranded,
             )
             for each in backlogs
         )
@@ -142,8 +146,25 @@ class Observer:
             time.time(),
             model_bytes=self.model_bytes,
             load_seconds=self.load_seconds,
-            room=self.window.look(),
+            room=room,
         )
+
+    def _is_stranded(self, backlog: Backlog, room: FarmRoom) -> bool:
+        """Tell whether a job has no room for results, and a lease that nobody renews.
+
+        That may be of a live worker, which has handed it back, or was started again.
+        """
+        settings = self.window.settings
+        if not backlog.held_blocks or backlog.status.result_bytes < results_free(settings, room):
+            return False
+        job = self.farm.job(backlog.job)
+        try:
+            streams = (job.keys.retry, job.keys.blocks)
+            return any(job.stream.expired(each, settings.lease_seconds, 1) for each in streams)
+        except redis.ResponseError as error:
+            if not is_gone(error):
+                raise
+            return False  # it has ended since its backlog was read
 
     def _restarted(self, before: Mapping[str, Heartbeat]) -> set[str]:
         """Return the workers that were started again since an earlier look."""

@@ -67,6 +67,7 @@ class JobState:
         copies_lost: How many workers have ended while they were to repeat a leased block, by ID of
             the entry.
         idle_seconds: Seconds since it had blocks that were waiting or leased, 0 while it has some.
+        stranded: Whether it has no room for results, and a lease that nobody renews.
     """
 
     job: str
@@ -80,6 +81,7 @@ class JobState:
     copies: Mapping[str, str] = field(default_factory=dict)
     copies_lost: Mapping[str, int] = field(default_factory=dict)
     idle_seconds: float = math.inf
+    stranded: bool = False
 
     @property
     def weights(self) -> str:
@@ -164,7 +166,7 @@ class FarmState:
         busy_seconds: Seconds that a worker still needs for what it holds, if it holds anything.
         busy: `busy_seconds` and name of each worker that takes work, the least busy first.
         paces: Pace of the farm by model and length class.
-        orphaned: Jobs with blocks that are held by a worker that is gone.
+        orphaned: Jobs with blocks that are held by a worker that is gone, or by nobody any more.
     """
 
     jobs: tuple[JobState, ...]
@@ -193,7 +195,9 @@ class FarmState:
         made(self, "held_seconds", {each.name: each.held_seconds for each in self.workers})
         made(self, "busy_seconds", self._add_up())
         alive = self.held_seconds.keys()
-        orphaned = {job.job for job in self.jobs if not job.held_blocks.keys() <= alive}
+        orphaned = {
+            job.job for job in self.jobs if job.stranded or not job.held_blocks.keys() <= alive
+        }
         made(self, "orphaned", orphaned)
         busy = sorted((self.busy_seconds.get(each.name, 0.0), each.name) for each in self.takers)
         made(self, "busy", busy)

@@ -81,6 +81,24 @@ def test_a_job_without_blocks_is_idle(
     assert idle() == {"empty": math.inf, grown.id: 3.5}
 
 
+def test_a_lease_that_a_live_worker_hands_back(farm: FarmClient, client: redis.Redis) -> None:
+    """A job beyond its room for results is worked on if nobody renews one of its leases.
+
+    That may be the lease of the block that whoever collects waits for.
+    """
+    settings = Settings()
+    observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, settings))
+    beat(farm, "w")
+    job = fill(farm, 2)
+    (entry,) = job.stream.read("w", 1)
+    client.hset(job.keys.meta, "result_bytes", settings.results_bytes_max)
+    assert observer.look().orphaned == set()
+    job.stream.release(entry.stream, "w", [entry.id])
+    assert observer.look().orphaned == {job.id}
+    client.hset(job.keys.meta, "result_bytes", 0)
+    assert observer.look().orphaned == set()
+
+
 def test_memory_of_models(farm: FarmClient, client: redis.Redis) -> None:
     """What a model takes on a device is learned from the workers that have loaded it."""
     observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
