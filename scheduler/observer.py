@@ -121,7 +121,6 @@ class Observer:
         copies, lost = self.copies.look(self._models.keys(), self.beats.keys(), restarted)
         idle_seconds = self._idle_seconds(backlogs)
         room = self.window.look()
-        stranded = {each.job for each in backlogs if self._is_stranded(each, room)}
         jobs = tuple(
             JobState(
                 each.job,
@@ -135,18 +134,12 @@ class Observer:
                 copies[each.job],
                 lost[each.job],
                 idle_seconds[each.job],
-                each.job in stranded,
+                self._is_stranded(each, room),
             )
             for each in backlogs
         )
         return FarmState(
-            jobs,
-            workers,
-            rates,
-            time.time(),
-            model_bytes=self.model_bytes,
-            load_seconds=self.load_seconds,
-            room=room,
+            jobs, workers, rates, time.time(), None, self.model_bytes, self.load_seconds, room
         )
 
     def _is_stranded(self, backlog: Backlog, room: FarmRoom) -> bool:
