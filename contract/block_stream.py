@@ -59,6 +59,12 @@ class BlockStream(JobHandle):
         """Return up to `count` leases on `stream` that nobody renewed for `idle_seconds`."""
         return self.pending(stream, None, count, idle_seconds)
 
+    def has_expired(self, idle_seconds: float) -> bool:
+        """Tell whether the job has leases that nobody renewed for `idle_seconds`."""
+        return any(
+            self.expired(stream, idle_seconds, 1) for stream in (self.keys.retry, self.keys.blocks)
+        )
+
     def wait_for_block(self, seconds: float) -> None:
         """Wait until a block is pushed, or for `seconds` (as `block_ms`); lease nothing."""
         self.client.xread(

@@ -150,10 +150,8 @@ class Observer:
         settings = self.window.settings
         if not backlog.held_blocks or backlog.status.result_bytes < results_free(settings, room):
             return False
-        job = self.farm.job(backlog.job)
         try:
-            streams = (job.keys.retry, job.keys.blocks)
-            return any(job.stream.expired(each, settings.lease_seconds, 1) for each in streams)
+            return self.farm.job(backlog.job).stream.has_expired(settings.lease_seconds)
         except redis.ResponseError as error:
             if not is_gone(error):
                 raise

@@ -29,7 +29,7 @@ from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.job_engines import JOBS_MAX, JobEngines, reason_of
 from embedfarm.workers.leased_blocks import read_block
 from embedfarm.workers.leases import Holdings, Lease, MicroBatch
-from embedfarm.workers.own_shares import has_expired, own_shares
+from embedfarm.workers.own_shares import own_shares
 from embedfarm.workers.source_texts import SourceRefused, read_texts
 from embedfarm.workers.texts import tokenise
 from embedfarm.workers.tries import Tries
@@ -269,7 +269,7 @@ class Fetcher:
     def _has_work(self, job: Job) -> bool:
         """Tell whether a job has blocks that nobody works on: worth loading its model."""
         waiting, held = job.stream.backlog()
-        return waiting > 0 or (held > 0 and has_expired(job, self.settings))
+        return waiting > 0 or (held > 0 and job.stream.has_expired(self.settings.lease_seconds))
 
     def _wait(self, shares: Sequence[JobShare]) -> None:
         """Wait for the next block of a job that grows, else for news from the scheduler."""

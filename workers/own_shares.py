@@ -6,7 +6,6 @@ import redis
 
 from embedfarm.contract import sizing
 from embedfarm.contract.farm_client import FarmClient
-from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import JobShare
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone, is_gone
@@ -28,7 +27,9 @@ def own_shares(
         try:
             status = job.status()
             # What a dead worker holds may be what the collector waits for.
-            may = sizing.has_room(status, settings, room) or has_expired(job, settings)
+            may = sizing.has_room(status, settings, room) or job.stream.has_expired(
+                settings.lease_seconds
+            )
             limit = rate(job.id) * settings.micro_batch_seconds_max
         except (JobGone, redis.ResponseError) as error:
             if not is_gone(error):
@@ -44,9 +45,3 @@ def own_shares(
             open=status.state == "open",
             priority=status.priority,
         )
-
-
-def has_expired(job: Job, settings: Settings) -> bool:
-    """Tell whether a job has leases that nobody renews."""
-    streams = (job.keys.retry, job.keys.blocks)
-    return any(job.stream.expired(stream, settings.lease_seconds, 1) for stream in streams)
