@@ -64,11 +64,11 @@ def embed(cluster: ClusterOfSix, home: Path, job: str, texts: list[str]) -> Embe
 
 
 def done_of(client: redis.Redis, job: str) -> int:
-    """Return how many chunks of a job are embedded, 0 while nobody can say."""
+    """Return how many chunks of a job are embedded, -1 while nobody can say."""
     with contextlib.suppress(*UNAVAILABLE):
         found = FarmClient(client).statuses().get(job)
-        return found.chunks_done if found else 0
-    return 0
+        return found.chunks_done if found else -1
+    return -1
 
 
 def names_on_each(cluster: ClusterOfSix) -> list[str]:
@@ -102,8 +102,9 @@ def test_jobs_lie_on_all_primaries(
     Its replica takes over; what it had not got yet, of the job on it as well, is done again.
     """
     jobs, texts = names_on_each(cluster), list(texts_of(1500))
-    with roles(cluster, tmp_path):
-        running = [embed(cluster, tmp_path, job, texts) for job in jobs]
+    running = [embed(cluster, tmp_path, job, texts) for job in jobs]
+    wait_until(lambda: min(done_of(client, job) for job in jobs) == 0, 60)
+    with roles(cluster, tmp_path):  # only now: the first might end before the last begins
         wait_until(lambda: min(done_of(client, job) for job in jobs) > 200, 60)
         cluster.servers[cluster.owner("farm")].kill()
         for each in running:
