@@ -1,5 +1,6 @@
 """Real servers for every test that needs one; a missing one fails, and never skips."""
 
+import contextlib
 import faulthandler
 import fcntl
 import functools
@@ -20,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from embedfarm.contract.broker import connect
 from embedfarm.contract.settings import Settings
+from tests.farm.harness import role
 from tests.support import SERVERS, LiveServer
 
 # The time of an example depends on the machine most, so it has no deadline; a test has its own.
@@ -45,7 +47,7 @@ if (
 ):
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
-SHARED: Final = re.compile(r'@pytest\.fixture\(scope="(module|session)"')
+SHARED: Final = re.compile(r'@pytest\.fixture\(scope="(module|session)"|\bshared_farm\b')
 
 
 @pytest.fixture(scope="session")
@@ -183,6 +185,19 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LiveServe
         yield live
     finally:
         live.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ...]]:
+    """Words for `embed` with a null model, on a farm of one worker that a module's tests share."""
+    home = tmp_path_factory.mktemp("farm")
+    live = LiveServer(home / "server", SERVERS[0], Settings())
+    with contextlib.ExitStack() as stack:
+        stack.callback(live.stop)
+        live.start()
+        stack.enter_context(role(live, home, "schedule"))
+        stack.enter_context(role(live, home, "work", "--devices", "cpu", "--workers", "1"))
+        yield "--model", "null:16", "--redis", live.url
 
 
 @pytest.fixture

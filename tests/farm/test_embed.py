@@ -87,12 +87,14 @@ def test_an_output_is_no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("sink", ["npy", "jsonl"])
-def test_other_formats_hold_the_same_vectors(tmp_path: Path, sink: str) -> None:
+def test_other_formats_hold_the_same_vectors(
+    tmp_path: Path, sink: str, shared_farm: tuple[str, ...]
+) -> None:
     """Outputs as npy and jsonl verify, and hold what parquet would."""
     texts = list(texts_of(50))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
-    assert run("embed", corpus, "--out", out, "--format", sink, *MODEL).returncode == 0
+    assert run("embed", corpus, "--out", out, "--format", sink, *shared_farm).returncode == 0
     if sink == "npy":
         vectors = np.load(out / "embeddings.npy", mmap_mode="r")
     else:
@@ -110,16 +112,18 @@ def test_other_formats_hold_the_same_vectors(tmp_path: Path, sink: str) -> None:
         pytest.param("jsonl", "int8", marks=pytest.mark.slow),
     ],
 )
-def test_quantised_vectors(tmp_path: Path, sink: str, kind: Literal["int8", "ubinary"]) -> None:
+def test_quantised_vectors(
+    tmp_path: Path, sink: str, kind: Literal["int8", "ubinary"], shared_farm: tuple[str, ...]
+) -> None:
     """Quantised vectors are those of the floats, by the ranges of an output of floats."""
     texts = list(texts_of(300))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     words = ["--vector-dtype", kind, "--format", sink]
     if kind == "int8":
-        assert run("embed", corpus, "--out", tmp_path / "floats", *MODEL).returncode == 0
+        assert run("embed", corpus, "--out", tmp_path / "floats", *shared_farm).returncode == 0
         words += ["--ranges", str(tmp_path / "floats")]
     out = tmp_path / "out"
-    done = run("embed", corpus, "--out", out, *words, *MODEL)
+    done = run("embed", corpus, "--out", out, *words, *shared_farm)
     assert done.returncode == 0, done.stderr
     stored = np.concatenate([vectors.matrix for vectors in iter_vectors(out)])
     floats = null_vectors(texts, 16)
@@ -130,13 +134,13 @@ def test_quantised_vectors(tmp_path: Path, sink: str, kind: Literal["int8", "ubi
     assert run("verify", out, "--against", corpus).returncode == 0
 
 
-def test_bits_of_hyperplanes(tmp_path: Path) -> None:
+def test_bits_of_hyperplanes(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """Stored bits are those of the float vectors, and a search estimates the cosine from them."""
     texts = list(texts_of(300))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
     words = ("--vector-dtype", "lsh", "--lsh-bits", "1024")
-    assert run("embed", corpus, "--out", out, *words, *MODEL).returncode == 0
+    assert run("embed", corpus, "--out", out, *words, *shared_farm).returncode == 0
     stored = np.concatenate([vectors.matrix for vectors in iter_vectors(out)])
     floats = null_vectors(texts, 16)
     np.testing.assert_array_equal(stored, hash_vectors(floats, 1024))
@@ -148,27 +152,27 @@ def test_bits_of_hyperplanes(tmp_path: Path) -> None:
     assert run("embed", corpus, "--out", tmp_path / "no", "--lsh-bits", "100").returncode == 2
 
 
-def test_two_prompts_are_refused(tmp_path: Path) -> None:
+def test_two_prompts_are_refused(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """A prompt and the name of one are too much: a sentence, and no traceback."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["one"])
     prompts = ("--prompt", "about: ", "--prompt-name", "query")
-    done = run("embed", corpus, "--out", tmp_path / "out", *prompts, *MODEL)
+    done = run("embed", corpus, "--out", tmp_path / "out", *prompts, *shared_farm)
     assert done.returncode == 2
     assert done.stderr.startswith("embedfarm: prompt and prompt_name are two ways")
 
 
-def test_int8_needs_ranges_of_its_model(tmp_path: Path) -> None:
+def test_int8_needs_ranges_of_its_model(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """Ranges that are missing, superfluous or of another model end the run, before any vector."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
     np.save(tmp_path / "ranges.npy", np.zeros((2, 15)))
     ranges = ("--ranges", tmp_path / "ranges.npy")
     for words in (("--vector-dtype", "int8"), ranges, ("--vector-dtype", "int8", *ranges)):
-        done = run("embed", corpus, "--out", tmp_path / "out", *words, *MODEL)
+        done = run("embed", corpus, "--out", tmp_path / "out", *words, *shared_farm)
         assert done.returncode == 2
         assert "ranges" in done.stderr
 
 
-def test_strange_texts_become_vectors(tmp_path: Path) -> None:
+def test_strange_texts_become_vectors(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """Unicode, empty, huge, NUL and duplicate texts are all embedded, and shift no row."""
     texts = [
         "",
@@ -184,18 +188,18 @@ def test_strange_texts_become_vectors(tmp_path: Path) -> None:
         "\u202e",
     ]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    done = run("embed", corpus, "--out", tmp_path / "out", *MODEL)
+    done = run("embed", corpus, "--out", tmp_path / "out", *shared_farm)
     assert done.returncode == 0, done.stderr
     assert "2 chunks without a text" in done.stdout
     check_output(tmp_path / "out", texts, 16)
 
 
-def test_csv_with_quoted_newlines(tmp_path: Path) -> None:
+def test_csv_with_quoted_newlines(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """A quoted newline is part of its text and shifts nothing."""
     corpus = tmp_path / "corpus.csv"
     corpus.write_text('name,body\na,"one\ntwo"\nb,"say ""hi"""\n', encoding="utf-8")
     words = ("--text-field", "body", "--id-field", "name")
-    assert run("embed", corpus, "--out", tmp_path / "out", *words, *MODEL).returncode == 0
+    assert run("embed", corpus, "--out", tmp_path / "out", *words, *shared_farm).returncode == 0
     check_output(tmp_path / "out", ["one\ntwo", 'say "hi"'], 16)
 
 
@@ -212,11 +216,13 @@ def test_standard_input(tmp_path: Path) -> None:
     ("content", "sentence"),
     [("", "the corpus is empty"), ("no json\n{}\n", "2 were left out")],
 )
-def test_nothing_to_embed_is_no_success(tmp_path: Path, content: str, sentence: str) -> None:
+def test_nothing_to_embed_is_no_success(
+    tmp_path: Path, content: str, sentence: str, shared_farm: tuple[str, ...]
+) -> None:
     """A corpus without a row that can be embedded is refused; once it has one, it is embedded."""
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     corpus.write_text(content)
-    words = ("embed", corpus, "--out", out, "--on-bad-row", "skip", *MODEL)
+    words = ("embed", corpus, "--out", out, "--on-bad-row", "skip", *shared_farm)
     done = run(*words)
     assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
     assert not (out / "_manifest.json").exists()
@@ -245,20 +251,20 @@ def damaged(folder: Path, kind: str) -> tuple[Path, str]:
     return path, r"absent\.jsonl"
 
 
-def test_a_corrected_command_is_not_refused(tmp_path: Path) -> None:
+def test_a_corrected_command_is_not_refused(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """A mistake that ends a command before any vector leaves nothing that a corrected one meets."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["a"])
     out = tmp_path / "out"
-    assert run("embed", tmp_path / "corpus.jsnl", "--out", out, *MODEL).returncode == 2
-    done = run("embed", corpus, "--out", out, *MODEL)
+    assert run("embed", tmp_path / "corpus.jsnl", "--out", out, *shared_farm).returncode == 2
+    done = run("embed", corpus, "--out", out, *shared_farm)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "jsonl", "csv", "absent"])
-def test_a_bad_corpus_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_bad_corpus_is_named(tmp_path: Path, kind: str, shared_farm: tuple[str, ...]) -> None:
     """A corpus that cannot be read ends the command with status 2, and is named with the field."""
     corpus, expected = damaged(tmp_path, kind)
-    done = run("embed", corpus, "--out", tmp_path / "out", *MODEL)
+    done = run("embed", corpus, "--out", tmp_path / "out", *shared_farm)
     assert done.returncode == 2, done.stderr
     assert re.search(expected, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
@@ -322,12 +328,12 @@ def test_a_model_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_a_corpus_of_another_encoding(tmp_path: Path) -> None:
+def test_a_corpus_of_another_encoding(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """--encoding is a part of the request: the same command goes on, and UTF-8 is another one."""
     texts = ["café", "naïve", "10 €"]
     corpus, out = tmp_path / "corpus.csv", tmp_path / "out"
     corpus.write_text("".join(f"{text}\n" for text in ["text", *texts]), encoding="cp1252")
-    words = ("embed", corpus, "--out", out, *MODEL)
+    words = ("embed", corpus, "--out", out, *shared_farm)
     refused = run(*words)
     assert (refused.returncode, "--encoding cp1252" in refused.stderr) == (2, True)
     assert run(*words, "--encoding", "cp1252").returncode == 0
@@ -341,12 +347,15 @@ def test_a_corpus_of_another_encoding(tmp_path: Path) -> None:
     assert (unknown.returncode, "unknown encoding" in unknown.stderr) == (2, True)
 
 
-def test_half_precision_vectors(tmp_path: Path) -> None:
+def test_half_precision_vectors(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """--vector-dtype float16 stores the same vectors in half the space."""
     texts = list(texts_of(30))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
-    assert run("embed", corpus, "--out", out, "--vector-dtype", "float16", *MODEL).returncode == 0
+    assert (
+        run("embed", corpus, "--out", out, "--vector-dtype", "float16", *shared_farm).returncode
+        == 0
+    )
     _, vectors, _ = read_parquet(out)
     assert vectors.dtype == np.float16
     np.testing.assert_array_equal(vectors, null_vectors(texts, 16).astype(np.float16))

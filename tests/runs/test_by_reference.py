@@ -27,11 +27,11 @@ IDS = [f"id {n}" for n in range(1000)]
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def old(tmp_path_factory: pytest.TempPathFactory, shared_farm: tuple[str, ...]) -> Path:
     """A finished output of a thousand texts, in parts of a hundred or a few more."""
     home = tmp_path_factory.mktemp("old")
     corpus = write_corpus(home / "corpus.jsonl", TEXTS, IDS)
-    words = ("embed", corpus, "--id-field", "id", "--out", home / "old", *MODEL)
+    words = ("embed", corpus, "--id-field", "id", "--out", home / "old", *shared_farm)
     assert run(*words, environment=SMALL_PARTS).returncode == 0
     return home / "old"
 
@@ -57,14 +57,16 @@ def check(out: Path, corpus: Path, texts: Sequence[str]) -> None:
     assert run("verify", out, "--against", corpus).returncode == 0
 
 
-def test_parts_that_are_the_same_are_links(old: Path, tmp_path: Path) -> None:
+def test_parts_that_are_the_same_are_links(
+    old: Path, tmp_path: Path, shared_farm: tuple[str, ...]
+) -> None:
     """Each part without a change is the old file; the others are new, and all of it is whole."""
     texts, changed = list(TEXTS), [3, 555, 556, 998]
     for row in changed:
         texts[row] = f"new {row}"
     before = shutil.copytree(old, tmp_path / "before")
     corpus, out = write_corpus(tmp_path / "corpus.jsonl", texts, IDS), tmp_path / "out"
-    words = ("embed", corpus, "--id-field", "id", *MODEL, "--out", out, "--reuse", before)
+    words = ("embed", corpus, "--id-field", "id", *shared_farm, "--out", out, "--reuse", before)
     done = run(*words, "--by-reference", environment=SMALL_PARTS)
     assert done.returncode == 0, done.stderr
     same = same_parts(before, changed)
@@ -77,13 +79,15 @@ def test_parts_that_are_the_same_are_links(old: Path, tmp_path: Path) -> None:
     assert "finished already" in run(*words, "--by-reference").stdout
 
 
-def test_rows_that_are_not_the_same(old: Path, tmp_path: Path) -> None:
+def test_rows_that_are_not_the_same(
+    old: Path, tmp_path: Path, shared_farm: tuple[str, ...]
+) -> None:
     """Rows that have moved, have other ids, or other columns beside them are written anew."""
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     parts = read_manifest(old).parts
     ids = [f"{each} now" if n == parts[1].start else each for n, each in enumerate(IDS)]
     write_corpus(corpus, TEXTS, ids)
-    words = ("embed", corpus, "--id-field", "id", *MODEL, "--reuse", old, "--by-reference")
+    words = ("embed", corpus, "--id-field", "id", *shared_farm, "--reuse", old, "--by-reference")
     assert run(*words, "--out", out, environment=SMALL_PARTS).returncode == 0
     assert shared(out, old) == same_parts(old, [parts[1].start])
     write_corpus(corpus, ["first", *TEXTS], ["first", *IDS])
@@ -92,11 +96,11 @@ def test_rows_that_are_not_the_same(old: Path, tmp_path: Path) -> None:
     check(tmp_path / "moved", corpus, ["first", *TEXTS])
 
 
-def test_columns_are_the_same_too(tmp_path: Path) -> None:
+def test_columns_are_the_same_too(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """A part with columns beside the vectors is taken where these are the same, bit for bit."""
     rows = {"text": TEXTS, "n": range(1000), "x": [float("nan")] * 1000}
     corpus = write_table(tmp_path / "corpus.parquet", pa.table(rows))
-    words = ("embed", corpus, "--keep", "n,x", *MODEL, "--out")
+    words = ("embed", corpus, "--keep", "n,x", *shared_farm, "--out")
     old, out = tmp_path / "old", tmp_path / "out"
     assert run(*words, old, environment=SMALL_PARTS).returncode == 0
     numbers = list(range(1000))
@@ -107,7 +111,7 @@ def test_columns_are_the_same_too(tmp_path: Path) -> None:
     assert shared(out, old) == same_parts(old, [500])
     check(out, corpus, TEXTS)
     without = tmp_path / "without"
-    bare = ("embed", corpus, *MODEL, "--out", without)
+    bare = ("embed", corpus, *shared_farm, "--out", without)
     assert run(*bare, *more, environment=SMALL_PARTS).returncode == 0
     assert not shared(without, old)
 
@@ -169,7 +173,7 @@ def test_a_disk_without_links(
     assert [each.getMessage().count("are copied, not linked") for each in caplog.records] == [1]
 
 
-def test_what_is_refused(old: Path, tmp_path: Path) -> None:
+def test_what_is_refused(old: Path, tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """A damaged part is not taken; formats with one file, and no output to reuse, are refused."""
     damaged = shutil.copytree(old, tmp_path / "damaged")
     path = next(iter(sorted(damaged.glob("part-*"))))
@@ -178,7 +182,7 @@ def test_what_is_refused(old: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="has other bytes than were written"):
         fill(tmp_path / "filled", linked)
     corpus = write_corpus(tmp_path / "corpus.jsonl", TEXTS)
-    words = ("embed", corpus, *MODEL, "--out", tmp_path / "out", "--by-reference")
+    words = ("embed", corpus, *shared_farm, "--out", tmp_path / "out", "--by-reference")
     alone = run(*words)
     assert (alone.returncode, "that --reuse names" in alone.stderr) == (2, True)
     other = run(*words, "--reuse", old, "--format", "npy")

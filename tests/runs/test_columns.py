@@ -106,11 +106,11 @@ def test_all_columns_are_kept(tmp_path: Path, corpus: Path) -> None:
     assert (again.returncode, "texts, ids or columns in rows 0 to" in again.stderr) == (2, True)
 
 
-def test_columns_are_named(tmp_path: Path, corpus: Path) -> None:
+def test_columns_are_named(tmp_path: Path, corpus: Path, shared_farm: tuple[str, ...]) -> None:
     """Only the named columns are kept, in the order in which they are named, beside the ids."""
     out = tmp_path / "out"
     words = ("--id-field", "view", "--on-bad-row", "skip", "--keep", "price,tags", "--keep", "kind")
-    assert run("embed", corpus, "--out", out, *words, *MODEL).returncode == 0
+    assert run("embed", corpus, "--out", out, *words, *shared_farm).returncode == 0
     good = np.array([n for n in range(COUNT) if n % 11])  # the id of the others is null
     assert kept(out).column_names == ["index", "id", "price", "tags", "kind"]
     table = pq.read_table(corpus, columns=["price", "tags", "kind"])
@@ -119,12 +119,12 @@ def test_columns_are_named(tmp_path: Path, corpus: Path) -> None:
     assert run("verify", out, "--against", corpus).returncode == 0
 
 
-def test_columns_beside_bad_rows(tmp_path: Path) -> None:
+def test_columns_beside_bad_rows(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """A row that becomes no chunk takes its columns with it; the others keep theirs."""
     texts = [None if n % 5 == 2 or 600 < n < 1200 else f"text {n}" for n in range(2000)]
     corpus = write(tmp_path / "corpus.parquet", pa.table({"text": texts, "n": range(2000)}))
     out = tmp_path / "out"
-    words = ("--keep", "n", "--on-bad-row", "skip", *MODEL)
+    words = ("--keep", "n", "--on-bad-row", "skip", *shared_farm)
     done = run("embed", corpus, "--out", out, *words, environment=SMALL_PARTS)
     assert done.returncode == 0, done.stderr
     good = [n for n, text in enumerate(texts) if text is not None]
@@ -167,10 +167,12 @@ def test_other_columns_than_those_on_disk(tmp_path: Path, corpus: Path) -> None:
     check(out, table)
 
 
-def test_failed_chunks_keep_their_columns(tmp_path: Path, corpus: Path) -> None:
+def test_failed_chunks_keep_their_columns(
+    tmp_path: Path, corpus: Path, shared_farm: tuple[str, ...]
+) -> None:
     """Failed chunks have no row; those that are tried again have their columns, too."""
     out, table = tmp_path / "out", pq.read_table(corpus)
-    words = ("embed", corpus, "--out", out, "--keep", "all", *MODEL)
+    words = ("embed", corpus, "--out", out, "--keep", "all", *shared_farm)
     assert run(*words).returncode == 0
     failed = {0, 119, 120, 700, 1499}
     fail_chunks(out, table.column("text").to_pylist(), failed, table)
@@ -181,7 +183,7 @@ def test_failed_chunks_keep_their_columns(tmp_path: Path, corpus: Path) -> None:
     assert run("verify", out, "--against", corpus).returncode == 0
 
 
-def test_columns_of_several_files(tmp_path: Path) -> None:
+def test_columns_of_several_files(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """Files with the same columns in another order are one corpus; with others they are refused."""
     table = table_of(600)
     source = tmp_path / "corpus"
@@ -189,7 +191,7 @@ def test_columns_of_several_files(tmp_path: Path) -> None:
     write(source / "a.parquet", table.slice(0, 250))
     write(source / "b.parquet", table.slice(250).select(sorted(table.column_names)))
     out = tmp_path / "out"
-    words = ("embed", source, "--keep", "all", *MODEL)
+    words = ("embed", source, "--keep", "all", *shared_farm)
     assert run(*words, "--out", out).returncode == 0
     check(out, table)
     price = table.column("price").cast(pa.decimal128(20, 4))
@@ -212,22 +214,24 @@ def test_columns_of_several_files(tmp_path: Path) -> None:
         (("--keep", "index"), "column 'index' cannot be kept"),
     ],
 )
-def test_refused(tmp_path: Path, words: Sequence[str], sentence: str) -> None:
+def test_refused(
+    tmp_path: Path, words: Sequence[str], sentence: str, shared_farm: tuple[str, ...]
+) -> None:
     """Columns that cannot be kept are refused before anything is read, let alone sent."""
     columns = {name: ["a"] for name in ("body", "text", "id", "index")}
     corpus = write(tmp_path / "corpus.parquet", pa.table(columns))
     field = () if "--id-field" not in words else ("--text-field", "body")
-    done = run("embed", corpus, "--out", tmp_path / "out", *words, *field, *MODEL)
+    done = run("embed", corpus, "--out", tmp_path / "out", *words, *field, *shared_farm)
     assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_columns_of_arrow(tmp_path: Path) -> None:
+def test_columns_of_arrow(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """Columns of an Arrow file are kept as those of Parquet are, after a retry, too."""
     table, corpus, out = table_of(500), tmp_path / "corpus.arrow", tmp_path / "out"
     with pa.ipc.new_file(corpus, table.schema) as file:
         file.write_table(table, 77)
-    words = ("embed", corpus, "--out", out, "--keep", "all", *MODEL)
+    words = ("embed", corpus, "--out", out, "--keep", "all", *shared_farm)
     assert run(*words, environment=SMALL_PARTS).returncode == 0
     check(out, table)
     fail_chunks(out, table.column("text").to_pylist(), {7, 400}, table)
@@ -235,11 +239,11 @@ def test_columns_of_arrow(tmp_path: Path) -> None:
     check(out, table)
 
 
-def test_a_corpus_without_columns(tmp_path: Path) -> None:
+def test_a_corpus_without_columns(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """Plain text has no columns that could be kept."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("a\n")
-    done = run("embed", corpus, "--out", tmp_path / "out", "--keep", "n", *MODEL)
+    done = run("embed", corpus, "--out", tmp_path / "out", "--keep", "n", *shared_farm)
     sentence = "csv, tsv, parquet, arrow, lance and a database, not txt"
     assert (done.returncode, sentence in done.stderr) == (2, True)
 
@@ -281,12 +285,12 @@ def test_columns_of_text_survive_kills_and_retries(tmp_path: Path, form: str) ->
     check(out, table)
 
 
-def test_changed_columns_of_text(tmp_path: Path) -> None:
+def test_changed_columns_of_text(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """A finished output of JSON Lines is not another corpus's, nor that of other columns."""
     corpus, out = tmp_path / "corpus.jsonl", tmp_path / "out"
     lines = lines_of("jsonl", 100)
     corpus.write_text("\n".join(lines))
-    words = ("embed", corpus, "--out", out, *MODEL)
+    words = ("embed", corpus, "--out", out, *shared_farm)
     assert run(*words, "--keep", "all").returncode == 0
     assert kept(out).column_names == ["index", "text", "n", "s"]
     assert kept(out).column("n").to_pylist()[6:9] == ["6", "odd", "8"]
@@ -297,16 +301,16 @@ def test_changed_columns_of_text(tmp_path: Path) -> None:
     assert (again.returncode, "texts, ids or columns in rows 0 to" in again.stderr) == (2, True)
 
 
-def test_columns_go_along(tmp_path: Path, corpus: Path) -> None:
+def test_columns_go_along(tmp_path: Path, corpus: Path, shared_farm: tuple[str, ...]) -> None:
     """Exports to Parquet, hits of a search and batches in Python have the columns."""
     out, table = tmp_path / "out", pq.read_table(corpus)
-    words = ("--keep", "kind,price,author", *MODEL)
+    words = ("--keep", "kind,price,author", *shared_farm)
     assert run("embed", corpus, "--out", out, *words, environment=SMALL_PARTS).returncode == 0
     for name in ("parquet", "npy"):
         assert run("export", out, "--out", tmp_path / name, "--format", name).returncode == 0
         assert run("verify", tmp_path / name, "--against", corpus).returncode == 0
     check(tmp_path / "parquet", table)
-    without = ("embed", corpus, "--out", tmp_path / "npy", "--format", "npy", *MODEL)
+    without = ("embed", corpus, "--out", tmp_path / "npy", "--format", "npy", *shared_farm)
     assert "finished already" in run(*without).stdout
     batches = pa.Table.from_batches(embedfarm.open(out).batches())
     assert batches.column_names == ["index", "kind", "price", "author", "embedding"]
@@ -322,11 +326,13 @@ def test_columns_go_along(tmp_path: Path, corpus: Path) -> None:
     assert "price:" in run("search", out, "a query").stdout
 
 
-def test_vectors_are_reused_beside_other_columns(tmp_path: Path, corpus: Path) -> None:
+def test_vectors_are_reused_beside_other_columns(
+    tmp_path: Path, corpus: Path, shared_farm: tuple[str, ...]
+) -> None:
     """A command with other columns takes the vectors that are there, and embeds nothing."""
     old, out = tmp_path / "old", tmp_path / "out"
-    assert run("embed", corpus, "--out", old, *MODEL).returncode == 0
-    words = ("--keep", "all", "--reuse", old, *MODEL)
+    assert run("embed", corpus, "--out", old, *shared_farm).returncode == 0
+    words = ("--keep", "all", "--reuse", old, *shared_farm)
     assert run("embed", corpus, "--out", out, *words, environment=SMALL_PARTS).returncode == 0
     check(out, pq.read_table(corpus))
     assert sum(each["chunks"] for each in manifest(out)["workers"].values()) == 0

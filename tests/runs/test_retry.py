@@ -73,12 +73,14 @@ def fail_chunks(
 
 
 @pytest.mark.parametrize("sink", ["parquet", "npy"])
-def test_what_failed_is_tried_again(tmp_path: Path, sink: str) -> None:
+def test_what_failed_is_tried_again(
+    tmp_path: Path, sink: str, shared_farm: tuple[str, ...]
+) -> None:
     """--retry-failed embeds just the chunks that failed, and the output is as if none had."""
     texts = list(texts_of(400))
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
-    words = ("embed", corpus, "--out", out, "--format", sink, *MODEL)
+    words = ("embed", corpus, "--out", out, "--format", sink, *shared_farm)
     assert run(*words).returncode == 0
     fail_chunks(out, texts, {0, 120, 121, 399})
     assert run(*words).returncode == 3

@@ -70,11 +70,11 @@ def changed(texts: Sequence[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def old(tmp_path_factory: pytest.TempPathFactory, shared_farm: tuple[str, ...]) -> Path:
     """A finished output of a thousand texts, in parts of a hundred."""
     home = tmp_path_factory.mktemp("old")
     corpus = write_corpus(home / "corpus.jsonl", TEXTS)
-    done = run("embed", corpus, "--out", home / "old", *MODEL, environment=SMALL_PARTS)
+    done = run("embed", corpus, "--out", home / "old", *shared_farm, environment=SMALL_PARTS)
     assert done.returncode == 0, done.stderr
     return home / "old"
 
@@ -87,7 +87,9 @@ def embedded(out: Path) -> int:
 @pytest.mark.parametrize(
     ("before", "sink"), [("parquet", "npy"), ("npy", "parquet"), ("", "jsonl")]
 )
-def test_what_is_known_is_not_embedded(old: Path, tmp_path: Path, before: str, sink: str) -> None:
+def test_what_is_known_is_not_embedded(
+    old: Path, tmp_path: Path, before: str, sink: str, shared_farm: tuple[str, ...]
+) -> None:
     """The output is that of a full run, bit for bit, and each new text was embedded once."""
     texts = changed(TEXTS)
     new = set(texts) - set(TEXTS)
@@ -97,7 +99,7 @@ def test_what_is_known_is_not_embedded(old: Path, tmp_path: Path, before: str, s
         old = tmp_path / "old"
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts, ids)
     out = tmp_path / "out"
-    words = ("embed", corpus, "--id-field", "id", "--format", sink, *MODEL, "--out", out)
+    words = ("embed", corpus, "--id-field", "id", "--format", sink, *shared_farm, "--out", out)
     done = run(*words, "--reuse", old, "--json", environment=SMALL_PARTS)
     assert done.returncode == 0, done.stderr
     assert embedded(out) == len(new) == 51
@@ -125,12 +127,14 @@ def test_of_a_corpus_that_is_known_nothing_is_embedded(old: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("sink", ["parquet", "npy"])
-def test_what_has_changed_is_listed(tmp_path: Path, sink: str) -> None:
+def test_what_has_changed_is_listed(
+    tmp_path: Path, sink: str, shared_farm: tuple[str, ...]
+) -> None:
     """Where both outputs have ids, a list has what was added, changed, moved and removed."""
     texts = TEXTS[:300]
     ids = [f"id {n}" for n in range(300)]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts, ids)
-    words = ("--id-field", "id", "--format", sink, *MODEL)
+    words = ("--id-field", "id", "--format", sink, *shared_farm)
     assert run("embed", corpus, "--out", tmp_path / "old", *words).returncode == 0
     assert manifest(tmp_path / "old").get("changes") is None
     texts[7] = "changed"
@@ -156,14 +160,14 @@ def test_what_has_changed_is_listed(tmp_path: Path, sink: str) -> None:
     assert (damaged.returncode, "_changes.parquet" in damaged.stdout + damaged.stderr) == (1, True)
 
 
-def test_each_text_is_embedded_once(tmp_path: Path) -> None:
+def test_each_text_is_embedded_once(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """--deduplicate embeds texts once that stand anywhere in the corpus; without it all are."""
     texts = [*TEXTS, *TEXTS[::-1], *TEXTS[:500]]
     random.Random(0).shuffle(texts)
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     for words, count in (((), len(texts)), (("--deduplicate",), len(TEXTS))):
         out = tmp_path / f"out {count}"
-        done = run("embed", corpus, "--out", out, *MODEL, *words)
+        done = run("embed", corpus, "--out", out, *shared_farm, *words)
         assert done.returncode == 0, done.stderr
         assert embedded(out) == count
         check_output(out, texts, DIMENSIONS)
@@ -171,16 +175,21 @@ def test_each_text_is_embedded_once(tmp_path: Path) -> None:
     assert run("verify", out, "--against", corpus).returncode == 0
 
 
-def test_the_first_output_that_has_a_text_is_preferred(old: Path, tmp_path: Path) -> None:
+def test_the_first_output_that_has_a_text_is_preferred(
+    old: Path, tmp_path: Path, shared_farm: tuple[str, ...]
+) -> None:
     """A text that several outputs have is taken from the one that is named first."""
     some, corpus = TEXTS[:300], tmp_path / "corpus.jsonl"
     assert (
-        run("embed", write_corpus(corpus, some), "--out", tmp_path / "some", *MODEL).returncode == 0
+        run(
+            "embed", write_corpus(corpus, some), "--out", tmp_path / "some", *shared_farm
+        ).returncode
+        == 0
     )
     write_corpus(corpus, TEXTS[100:500])
     out = tmp_path / "out"
     words = ("--reuse", tmp_path / "some", "--reuse", old)
-    assert run("embed", corpus, "--out", out, *MODEL, *words).returncode == 0
+    assert run("embed", corpus, "--out", out, *shared_farm, *words).returncode == 0
     assert manifest(out)["reused"] == {str(tmp_path / "some"): 200, str(old): 200}
     check_output(out, TEXTS[100:500], DIMENSIONS)
 
@@ -194,12 +203,12 @@ def test_the_first_output_that_has_a_text_is_preferred(old: Path, tmp_path: Path
     ],
 )
 def test_what_was_made_in_another_way_is_not_mixed(
-    old: Path, tmp_path: Path, words: tuple[str, ...], said: str
+    old: Path, tmp_path: Path, words: tuple[str, ...], said: str, shared_farm: tuple[str, ...]
 ) -> None:
     """An output of other settings is refused by name, and nothing is left of the attempt."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", TEXTS[:10])
     out = tmp_path / "out"
-    done = run("embed", corpus, "--out", out, *MODEL, *words, "--reuse", old)
+    done = run("embed", corpus, "--out", out, *shared_farm, *words, "--reuse", old)
     assert done.returncode == 2
     assert f"{old} cannot be reused: {said}" in done.stderr.replace("\n", " ")
     assert not out.exists()
@@ -271,17 +280,21 @@ def test_outputs_without_digests_are_told_apart(old: Path, tmp_path: Path) -> No
         embed(corpus, tmp_path / "out", tmp_path)
 
 
-def test_a_corpus_without_a_good_row_is_told_apart(old: Path, tmp_path: Path) -> None:
+def test_a_corpus_without_a_good_row_is_told_apart(
+    old: Path, tmp_path: Path, shared_farm: tuple[str, ...]
+) -> None:
     """Where all rows are bad the error says so, and not that there are none."""
     corpus = tmp_path / "corpus.jsonl"
     for lines, said in (("", "the corpus is empty"), ("nonsense\n", "1 were left out")):
         corpus.write_text(lines)
-        words = (*MODEL, "--on-bad-row", "skip", "--reuse", old)
+        words = (*shared_farm, "--on-bad-row", "skip", "--reuse", old)
         done = run("embed", corpus, "--out", tmp_path / "out", *words)
         assert (done.returncode, said in done.stderr.replace("\n", " ")) == (2, True), done.stderr
 
 
-def test_failed_chunks_are_embedded_again(old: Path, tmp_path: Path) -> None:
+def test_failed_chunks_are_embedded_again(
+    old: Path, tmp_path: Path, shared_farm: tuple[str, ...]
+) -> None:
     """A chunk that had failed in another output is no vector to take."""
     bad = tmp_path / "bad"
     shutil.copytree(old, bad)
@@ -293,7 +306,7 @@ def test_failed_chunks_are_embedded_again(old: Path, tmp_path: Path) -> None:
     texts = [*TEXTS, "far too long " * 20, "short", "far too long " * 20]
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
     out = tmp_path / "out"
-    made = run("embed", corpus, "--out", out, *MODEL, "--reuse", bad)
+    made = run("embed", corpus, "--out", out, *shared_farm, "--reuse", bad)
     assert made.returncode == 0, made.stderr
     assert embedded(out) == 4
     check_output(out, texts, DIMENSIONS)
