@@ -52,7 +52,7 @@ check: .venv/installed-dev ## Format, lint and types.
 
 docs: .venv/installed-dev ## The documentation site, in build/site, and what its tutorial and notebook show, run.
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs . build/site
-	$(BIN)/python -m pytest -n 2 -m document $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m document $$(grep -rl mark.document tests --include=*.py) $(ARGS)
 
 audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the network can tell.
 	$(BIN)/python -m tests.audit

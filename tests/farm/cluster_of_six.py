@@ -1,7 +1,7 @@
 """A cluster of three primaries, with a replica each, on loopback."""
 
 import contextlib
-import functools
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,6 @@ from embedfarm.contract.settings import Settings
 from tests.support import LiveServer, free_port, wait_until
 
 PRIMARIES: Final = 3
-MEETINGS_MAX: Final = 6
 NODE_TIMEOUT_MS: Final = 4000  # a primary that is only starved must not be taken for a dead one
 
 
@@ -24,7 +23,10 @@ class ClusterOfSix:
         ports = [free_port() for _ in range(2 * PRIMARIES)]
         self.ports = dict(enumerate(ports))
         self._bus = {port: free_port() for port in ports}
-        self.servers = [self._server(directory / f"node-{port}", port, kind) for port in ports]
+        self._ids = [secrets.token_hex(20) for _ in ports]
+        homes = [directory / f"node-{port}" for port in ports]
+        self._files = [home / "nodes.conf" for home in homes]
+        self.servers = [self._server(*each, kind) for each in zip(homes, ports, strict=True)]
 
     @property
     def url(self) -> str:
@@ -60,17 +62,10 @@ class ClusterOfSix:
     def running(self) -> Iterator[None]:
         """Run all servers, and yield once each slot has its primary and replica."""
         with contextlib.ExitStack() as stack:
-            for server in self.servers:
+            for number, server in enumerate(self.servers):
                 stack.callback(server.stop)
+                self._write_nodes(number)
                 server.start()
-            self._meet()
-            bounds = [n * REDIS_CLUSTER_HASH_SLOTS // PRIMARIES for n in range(PRIMARIES + 1)]
-            for number in range(PRIMARIES):
-                ends = bounds[number], bounds[number + 1] - 1
-                self._ask(number, "CLUSTER ADDSLOTSRANGE", *ends)
-            for number in range(PRIMARIES):
-                primary = self._ask(number, "CLUSTER MYID")
-                wait_until(functools.partial(self._replicate, number + PRIMARIES, primary), 60)
             wait_until(self.is_ready, 60)
             yield
 
@@ -78,16 +73,21 @@ class ClusterOfSix:
         """Tell whether every server takes part, and each slot has a primary and a replica."""
         return all(map(self._is_in_step, self.ports))
 
-    def _meet(self) -> None:
-        """Make all servers known to all; a handshake may come to nothing on a busy machine."""
-        for _ in range(MEETINGS_MAX):
-            for number in range(1, len(self.servers)):
-                port = self.ports[number]
-                self._ask(0, "CLUSTER MEET", "127.0.0.1", port, self._bus[port])
-            with contextlib.suppress(TimeoutError):
-                wait_until(lambda: {self._count(n) for n in self.ports} == {len(self.servers)}, 10)
-                return
-        raise TimeoutError("the servers do not meet")
+    def _write_nodes(self, number: int) -> None:
+        """Write what a server knows of the cluster, as one that was in it; meeting takes long."""
+        lines = []
+        for other, port in self.ports.items():
+            shard = other % PRIMARIES
+            first, behind = (n * REDIS_CLUSTER_HASH_SLOTS // PRIMARIES for n in (shard, shard + 1))
+            role, slots = f"slave {self._ids[shard]}", ""
+            if other == shard:
+                role, slots = "master -", f" {first}-{behind - 1}"
+            myself = "myself," if other == number else ""
+            where = f"{self._ids[other]} 127.0.0.1:{port}@{self._bus[port]}"
+            lines.append(f"{where} {myself}{role} 0 0 {1 + shard} connected{slots}")
+        lines.append(f"vars currentEpoch {PRIMARIES} lastVoteEpoch 0")
+        self._files[number].parent.mkdir(parents=True, exist_ok=True)
+        self._files[number].write_text("".join(f"{line}\n" for line in lines))
 
     def _server(self, directory: Path, port: int, kind: str) -> LiveServer:
         words = {
@@ -95,8 +95,10 @@ class ClusterOfSix:
             "bind": "127.0.0.1",
             "cluster-enabled": "yes",
             "cluster-port": self._bus[port],
+            "cluster-config-file": directory / "nodes.conf",
             "cluster-node-timeout": NODE_TIMEOUT_MS,
             "repl-diskless-sync-delay": 0,
+            "repl-ping-replica-period": 1,  # a replica that has heard nothing yet is not shown
         }
         options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
         return LiveServer(directory, kind, Settings(), f"redis://127.0.0.1:{port}", options)
@@ -104,19 +106,6 @@ class ClusterOfSix:
     def _ask(self, number: int, *words: object) -> Any:  # noqa: ANN401 # whatever it answers
         with self.node(number) as client:
             return client.execute_command(*words)
-
-    def _replicate(self, number: int, primary: str) -> bool:
-        """Make a server the replica of another one; tell whether it knows that one yet."""
-        try:
-            self._ask(number, "CLUSTER REPLICATE", primary)
-        except redis.ResponseError as error:
-            if "Unknown node" in str(error):
-                return False
-            raise
-        return True
-
-    def _count(self, number: int) -> int:
-        return len(self._ask(number, "CLUSTER NODES"))
 
     def _is_in_step(self, number: int) -> bool:
         ranges = self._ask(number, "CLUSTER SLOTS")
