@@ -17,7 +17,7 @@ MINUTES ?= 30
 SEEDS ?= 100000
 SEED0 ?= 0
 SEED ?= 0
-PARALLEL := -n 4 --no-loadscope-reorder
+PARALLEL := -n 6 --no-loadscope-reorder
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
 SOURCES := embedfarm contract readers producer scheduler workers collector runs watch ingest cli web tests benchmarks docs/conf.py
 
@@ -57,8 +57,11 @@ docs: .venv/installed-dev ## The documentation site, in build/site, and what its
 audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the network can tell.
 	$(BIN)/python -m tests.audit
 
-test: .venv/installed-dev ## All tests but the slow ones, and those that need more than pip has.
+test: .venv/installed-dev ## The tests, but for those of whole farms, slow ones, and what needs more than pip.
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+farms: .venv/installed-dev ## The tests of whole farms: kills, networks, releases, benchmarks in short.
+	$(BIN)/python -m pytest $(PARALLEL) -m "farm and not slow and not system and not document and not ray" $(ARGS)
 
 # Tests that measure time may fail while every line is traced: that is no matter here.
 coverage: .venv/installed-dev ## Lines and branches that the tests run, by room.

@@ -47,6 +47,8 @@ if (
 ):
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
+TESTS: Final = Path(__file__).parent
+FARMS: Final = {"benchmarks", "chaos", "farm", "faults", "test_wheel.py"}
 SHARED: Final = re.compile(r'@pytest\.fixture\(scope="(module|session)"|\bshared_farm\b')
 
 
@@ -83,10 +85,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling: 
     return Scheduling(config, log)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of whole farms, by where they are."""
+    if not FARMS.isdisjoint(item.path.relative_to(TESTS).parts):
+        item.add_marker("farm")
+
+
 @pytest.hookimpl(trylast=True)  # after they are shuffled
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes long first, and the tests that measure time last, so that nobody waits."""
-    items.sort(key=lambda item: (_measures_time(item), not _is_long(item)))
+    items.sort(key=lambda item: (_measures_time(item), -_length(item)))
 
 
 def pytest_collection_finish() -> None:
@@ -118,16 +126,24 @@ def _measures_time(item: pytest.Item) -> Measuring:
     return Measuring.NOTHING if item.get_closest_marker("paced") is None else Measuring.PACED
 
 
-def _is_long(item: pytest.Item) -> bool:
-    """Tell whether a test has a time limit of its own, or many in a row share something."""
-    limited = item.get_closest_marker("timeout") is not None
-    return limited or _shares_fixture(item.nodeid.partition("::")[0])
+def _length(item: pytest.Item) -> int:
+    """Return how long a test may take: 2, 1 where it starts programs, 0.
+
+    It is 2 with a time limit of its own, and where the tests of a module share something.
+    """
+    module = item.nodeid.partition("::")[0]
+    if item.get_closest_marker("timeout") is not None or _shares_fixture(module):
+        return 2
+    return int("from tests.farm" in _text(module))
 
 
 @functools.cache
+def _text(module: str) -> str:
+    return (TESTS.parent / module).read_text(encoding="utf-8")
+
+
 def _shares_fixture(module: str) -> bool:
-    text = (Path(__file__).parents[1] / module).read_text(encoding="utf-8")
-    return SHARED.search(text) is not None
+    return SHARED.search(_text(module)) is not None
 
 
 @pytest.fixture(autouse=True)

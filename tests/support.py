@@ -32,7 +32,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
         waited = time.monotonic() - begun
         if waited > seconds:
             raise TimeoutError(f"not within {seconds} s")
-        threading.Event().wait(min(max(waited / 20, 0.01), 0.1))
+        threading.Event().wait(min(max(waited / 100, 0.01), 0.05))
 
 
 def force_log(client: redis.Redis) -> None:

@@ -160,6 +160,7 @@ def forecasts(words: Sequence[object], out: Path, *, stopped: bool = False) -> l
     return [each for each in seen if each.at - seen[0].at >= WORK_SECONDS]
 
 
+@pytest.mark.farm
 @pytest.mark.paced
 def test_forecasts_come_true(tmp_path: Path) -> None:
     """A forecast is right within 30 % from 5 s of work on, in a run that goes on as well.
