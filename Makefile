@@ -61,7 +61,7 @@ test: .venv/installed-dev ## The tests, but for those of whole farms, slow ones,
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 farms: .venv/installed-dev ## The tests of whole farms: kills, networks, releases, benchmarks in short.
-	$(BIN)/python -m pytest $(PARALLEL) -m "farm and not slow and not system and not document and not ray" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -n 4 -m "farm and not slow and not system and not document and not ray" $(ARGS)
 
 # Tests that measure time may fail while every line is traced: that is no matter here.
 coverage: .venv/installed-dev ## Lines and branches that the tests run, by room.

@@ -96,7 +96,7 @@ def begin(farm: FarmClient, server: LiveServer, corpus: Path, out: Path) -> Embe
     """Start a job whose blocks refer to a corpus, and wait until all of them are on the server."""
     words = [corpus, *MODEL, *REFERENCED, "--redis", server.url, "--job-id", "j"]
     embedding = Embedding(words, out, SMALL)
-    wait_until(lambda: "j" in farm.job_ids() and farm.job("j").status().chunk_count == ROWS)
+    wait_until(lambda: (found := farm.statuses().get("j")) and found.chunk_count == ROWS)
     return embedding
 
 
