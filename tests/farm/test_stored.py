@@ -120,7 +120,7 @@ def test_a_resume_with_another_place(
     words += ["--out", tmp_path / "out"]
     with role_stopped(farm):
         first = start_role(server, tmp_path, *map(str, words), "--stored", str(place))
-        wait_until(lambda: "j" in farm.job_ids() and farm.job("j").status().chunk_count == 2)
+        wait_until(lambda: (found := farm.statuses().get("j")) and found.chunk_count == 2)
         first.kill()
         first.wait(20)
         done = run(*words, "--stored", place / "other")
