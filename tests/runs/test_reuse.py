@@ -57,7 +57,8 @@ SMALL_PARTS = {
     "EMBEDFARM_PART_BYTES_MAX": str(100 * 4 * DIMENSIONS),
     "EMBEDFARM_BLOCK_CHUNKS_MAX": "100",
 }
-SLOW_PARTS = SMALL_PARTS | {"EMBEDFARM_BLOCK_CHUNKS_MAX": "20", "EMBEDFARM_PART_BYTES_MAX": "1000"}
+# Some hundred parts take their time, so that a command can be killed between two of them.
+SLOW_PARTS = {"EMBEDFARM_BLOCK_CHUNKS_MAX": "4", "EMBEDFARM_PART_BYTES_MAX": "1"}
 TEXTS = list(texts_of(1000))
 
 
