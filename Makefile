@@ -17,7 +17,9 @@ MINUTES ?= 30
 SEEDS ?= 100000
 SEED0 ?= 0
 SEED ?= 0
-PARALLEL := -n 6 --no-loadscope-reorder
+PROCESSES ?= 6
+PARALLEL = -n $(PROCESSES) --no-loadscope-reorder
+WITH_PIP := not slow and not system and not document and not ray
 PEERS := $(basename $(notdir $(wildcard benchmarks/peers/*.txt)))
 SOURCES := embedfarm contract readers producer scheduler workers collector runs watch ingest cli web tests benchmarks docs/conf.py
 
@@ -60,13 +62,16 @@ audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the
 test: .venv/installed-dev ## The tests, but for those of whole farms, slow ones, and what needs more than pip.
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
+# More would keep the processor from workers that are killed again and again.
+farms: PROCESSES = 4
 farms: .venv/installed-dev ## The tests of whole farms: kills, networks, releases, benchmarks in short.
-	$(BIN)/python -m pytest $(PARALLEL) -n 4 -m "farm and not slow and not system and not document and not ray" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "farm and $(WITH_PIP)" $(ARGS)
 
 # Tests that measure time may fail while every line is traced: that is no matter here.
+coverage: PROCESSES = 4
 coverage: .venv/installed-dev ## Lines and branches that the tests run, by room.
 	rm -rf build/coverage && mkdir -p build/coverage
-	-$(BIN)/python -m coverage run -m pytest $(PARALLEL) --timeout 1800 --ignore tests/simulation $(ARGS)
+	-$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "$(WITH_PIP)" --timeout 1800 --ignore tests/simulation $(ARGS)
 	-$(BIN)/python -m coverage run --concurrency thread,greenlet,multiprocessing -m pytest $(PARALLEL) tests/simulation
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m tests.room_coverage --report docs/testing.md
