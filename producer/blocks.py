@@ -92,7 +92,7 @@ class Blocker:
             self._token_ids += token_ids[own]
             self._ids += rows.ids[begin:end] if rows.ids is not None else []
             self._known += known[begin:end].tobytes()
-            if runs:
+            if runs and end > begin:  # a block without room takes none of the rows
                 self._span = (begins[begin] if self._run is None else self._span[0], ends[end - 1])
                 self._run = runs[begin]
             self._bytes += int(size_ends[end] - size_ends[begin])

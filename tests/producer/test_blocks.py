@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from embedfarm.contract.records import Block, Rows, text_checksums
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.source_places import Places, RowRun, SourceReference
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.producer.blocks import Blocker
 from tests.word_tokenizer import write_tokenizer
@@ -101,6 +102,36 @@ def test_known_chunks_have_no_text(
         assert masks == (block.known or bytes(block.count))
         assert all(piece.known in {b"", b"\1"} for piece in pieces), "empty where none is known"
         assert [text for piece in pieces for text in piece.texts] == block.texts
+
+
+@given(BATCHES, LIMITS, st.floats(0, 100), st.data())
+def test_references_cover_just_their_rows(
+    batches: list[list[str]], settings: Settings, target: float, data: st.DataObject
+) -> None:
+    """A block refers to the places of its own rows in one file, from the first to the last."""
+    offset, run, rows, offsets = 0, RowRun(0, 0), list[Rows](), [list[int](), list[int]()]
+    for texts in batches:
+        runs, begins, ends = list[RowRun](), list[int](), list[int]()
+        for text in texts:
+            if data.draw(st.integers(0, 9)) == 0:  # a bad row lies between
+                offset += 7
+                run = RowRun(0, offset)
+            runs.append(run)
+            begins.append(offset)
+            offset += 1 + bytes_of([text])
+            ends.append(offset)
+        rows.append(Rows(texts, None, places=Places(runs, begins, ends)))
+        offsets[0] += begins
+        offsets[1] += ends
+    files = [SourceReference(file="corpus.jsonl", format="jsonl", text_field="text")]
+    blocks = list(cut(Blocker(0, settings, tokens_target=target, files=files), rows))
+    for block in blocks:
+        refers = block.reference
+        assert refers is not None
+        assert refers.rows == block.count
+        assert refers.offset == offsets[0][block.start]
+        assert refers.offset + refers.length == offsets[1][block.start + block.count - 1]
+    assert sum(block.count for block in blocks) == len(offsets[0])
 
 
 @given(BATCHES, LIMITS, st.floats(0, 100))
