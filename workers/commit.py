@@ -31,7 +31,7 @@ from embedfarm.workers.result_storage import PartFile, ResultStorage, StorageGon
 ACCOUNTS_MAX: Final = 1000  # jobs that this worker may come back to
 RATES_MAX: Final = 64  # models, the last ones
 PIPELINE_BYTES: Final = 4 << 20  # results sent in one round trip
-# Answers after which there is no receipt, unless an earlier try whose reply was lost has left one.
+# Answers to a first call after which there is no receipt.
 NOT_KEPT: Final = frozenset({"cancelled", "gone", "duplicate"})
 CACHED_SHARE_MAX: Final = 0.5  # of the first tokens by which a worker knows its speed
 
@@ -92,8 +92,9 @@ class Committer:
         answered: defaultdict[Making, set[str]] = defaultdict(set)
         results = results_of(batch, vectors, self.worker, self.devices, price, files)
         for group in _groups(results):
-            for answer, (lease, result) in zip(self._send(group, batch), group, strict=True):
-                answered[lease.making].add(answer)
+            answers, repeated = self._send(group, batch)
+            for answer, (lease, result) in zip(answers, group, strict=True):
+                answered[lease.making].add("" if repeated else answer)
                 for each in (accounts[lease.making], self.total):
                     each.duplicates += answer == "duplicate"
                     each.chunks += result.embedded if answer == "committed" else 0
@@ -233,27 +234,33 @@ class Committer:
         self._persist(lambda: self.farm.reports.account(self.worker, self.incarnation, noted))
         return noted
 
-    def _send(self, group: Sequence[tuple[Lease, Result]], batch: MicroBatch) -> list[str]:
+    def _send(
+        self, group: Sequence[tuple[Lease, Result]], batch: MicroBatch
+    ) -> tuple[list[str], bool]:
         """Commit in one round trip, repeated while the server is away: a repeat is a duplicate.
 
         Returns:
-            What `block_stream.commit` says of each result.
+            What `block_stream.commit` says of each result, and whether it was called more than
+            once, so that an earlier call, whose answer was lost, may have stored the results.
         """
-        answers = self._store(group, batch)
+        answers, repeated = self._store(group, batch)
         unsettled = [place for place, answer in enumerate(answers) if answer == "unsettled"]
         settled = [place for place in unsettled if self._settle(group[place][0], batch)]
         if settled:
-            again = self._store([group[place] for place in settled], batch)
+            again, once_more = self._store([group[place] for place in settled], batch)
+            repeated = repeated or once_more
             for place, answer in zip(settled, again, strict=True):
                 answers[place] = answer
         pairs = zip(group, answers, strict=True)
         gone = Counter(lease.job for (lease, _), answer in pairs if answer == "gone")
         for job, count in gone.items():
             log.info("job %s was deleted; %d results dropped", job, count)
-        return answers
+        return answers, repeated
 
-    def _store(self, group: Sequence[tuple[Lease, Result]], batch: MicroBatch) -> list[str]:
-        """Commit in one round trip; return what `block_stream.commit` says of each result."""
+    def _store(
+        self, group: Sequence[tuple[Lease, Result]], batch: MicroBatch
+    ) -> tuple[list[str], bool]:
+        """Commit in one round trip, which may be repeated; return what `_send` does."""
         commits = [
             Commit(
                 lease.job, lease.entry, result, lease.agreed,
@@ -261,7 +268,15 @@ class Committer:
             )
             for lease, result in group
         ]  # fmt: skip
-        return self._persist(lambda: block_stream.commit(self.farm.client, commits))
+        calls = 0
+
+        def call() -> list[str]:
+            nonlocal calls
+            calls += 1
+            return block_stream.commit(self.farm.client, commits)
+
+        answers = self._persist(call)
+        return answers, calls > 1
 
     def _settle(self, lease: Lease, batch: MicroBatch) -> bool:
         """Agree once more on the engine of a lease; without it the lease is left to others."""

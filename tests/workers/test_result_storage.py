@@ -12,11 +12,13 @@ import redis
 from numpy.typing import NDArray
 
 from embedfarm.collector.stored_vectors import StoredVectors
+from embedfarm.contract import block_stream
+from embedfarm.contract.block_stream import Commit
 from embedfarm.contract.encoding import decode, encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
-from embedfarm.contract.records import Block
+from embedfarm.contract.records import Block, Result
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.stored_results import LocalFiles
 from embedfarm.workers import result_storage
@@ -130,6 +132,27 @@ def test_what_came_too_late_is_taken_back(farm: FarmClient, place: Path) -> None
     commit(committer_on(farm, []), batch)
     assert len(list(place.iterdir())) == 2
     assert np.array_equal(vectors_of(job, place), WANTED)
+
+
+def test_what_a_lost_answer_has_stored_stays(
+    farm: FarmClient, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may have ended with the results of a commit of which its worker heard nothing."""
+    job = make(farm, "j", place, BLOCKS)
+    batch = lease_all(place, job)
+    real, taken = block_stream.commit, list[Result]()
+
+    def lose_the_answer(client: redis.Redis, commits: Sequence[Commit]) -> list[str]:
+        real(client, commits)
+        taken.extend(results(job))
+        farm.end("j", "finished", "", Settings())
+        monkeypatch.setattr(block_stream, "commit", real)
+        raise redis.ConnectionError("the answer is lost")
+
+    monkeypatch.setattr(block_stream, "commit", lose_the_answer)
+    commit(committer_on(farm, []), batch)
+    stored = StoredVectors(LocalFiles(place), threading.Event(), lambda _: None)
+    assert np.array_equal(np.concatenate([stored.fill(each).matrix() for each in taken]), WANTED)
 
 
 def test_a_place_that_is_not_here(farm: FarmClient, tmp_path: Path) -> None:
