@@ -2,13 +2,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from msgspec import to_builtins
 from rich.console import Console
 
-from embedfarm.cli.embed import OutputFormat
 from embedfarm.cli.options import (
     FAILED,
     USAGE,
@@ -20,10 +19,17 @@ from embedfarm.cli.options import (
     stop_on_signals,
 )
 from embedfarm.cli.store_options import ExportLines, OthersInStore, To, print_export
+from embedfarm.collector.sinks import holding_sinks
 from embedfarm.contract.formatting import counted
 
 if TYPE_CHECKING:
     from embedfarm.collector.store_export import Others
+
+    ExportFormat = str
+else:  # the sinks that are installed, but for those that list what is stored elsewhere
+    ExportFormat = Annotated[
+        Literal[holding_sinks()], typer.Option("--format", help="Format of the output.")
+    ]
 
 TEXT_WIDTH = 76
 
@@ -112,7 +118,7 @@ def check(  # noqa: PLR0913, PLR0917 -- each is a flag
 def export(  # noqa: PLR0913, PLR0917 -- each is a flag
     directory: Annotated[Path, typer.Argument(help="A finished output of `embedfarm embed`.")],
     out: Annotated[Path | None, typer.Option(help="Another output directory.")] = None,
-    output_format: OutputFormat = "npy",
+    output_format: ExportFormat = "npy",
     add_column: Annotated[
         str,
         typer.Option(help="Copy the corpus, of Parquet or Arrow, with the vectors as this column."),

@@ -225,7 +225,9 @@ class Collector:
             if result is None or result.start + result.count <= upto:
                 return None
             if self.stored is not None:
-                result = self.stored.fill(result)
+                # What fills a result, or cuts it, needs the vectors that it has.
+                carried = self.output.listed is None or self.known is not None or upto > 0
+                result = self.stored.fill(result) if carried else self.stored.take(result)
             check_place(result, start)
         except ForeignVersion as error:
             raise OutputError(f"result {start} of job {self.job.id}: {error}") from error
@@ -355,7 +357,8 @@ class Collector:
             log.warning("job %s: an earlier try is back, and begins again at %d", self.job.id, upto)
             self.job.results.lose(upto)
         if self.stored is not None:
-            self.stored.sweep(upto, partial(self.job.noted, "generation"))
+            generation = partial(self.job.noted, "generation")
+            self.stored.sweep(upto, generation, self.output.listed or ())
 
     # The job.
 

@@ -17,7 +17,7 @@ from embedfarm.collector.manifest import (
     write_manifest,
 )
 from embedfarm.collector.output_directory import State, list_output_files, locked, read_state
-from embedfarm.collector.sinks import ColumnSink, keeps_columns, open_sink
+from embedfarm.collector.sinks import ColumnSink, keeps_columns, lists_stored, open_sink
 from embedfarm.collector.sinks.part_rows import spread
 from embedfarm.contract.durable_files import remove_temporaries, replacing, sync_directory
 
@@ -33,9 +33,12 @@ def export(directory: Path, target: Path, sink: str) -> Manifest:
     corpus go along into a format that has a place for them.
 
     Raises:
-        OutputError: There is no finished output, or `target` holds another one.
+        OutputError: There is no finished output, `target` holds another one, or the format does not
+            hold vectors itself.
         OSError: The disk refuses.
     """
+    if lists_stored(sink):
+        raise OutputError(f"{sink} lists what workers have stored, and takes no other vectors")
     manifest = read_manifest(directory)
     private = target / STATE_DIRECTORY
     if read_state(target) is State.FINISHED:

@@ -177,6 +177,7 @@ class KnownVectors:
             result,
             vectors=matrix.tobytes(),
             known=b"",
+            receipt=None,
             errors=[errors[at] for at in sorted(errors)],
         )
         return FilledResult(filled, reused)

@@ -79,6 +79,7 @@ class Written(msgspec.Struct, kw_only=True, omit_defaults=True):
         ids_bytes: Size of the part's lines in ids.jsonl; 0 where ids are in `file` or absent.
         sha256: SHA-256 of the part in `file`, followed by its lines in ids.jsonl.
         linked: Directory of the output whose file it was as well when it was written; "" for none.
+        stored_bytes: Size of the vectors that `file` only lists, where they are stored.
     """
 
     file: str
@@ -88,6 +89,7 @@ class Written(msgspec.Struct, kw_only=True, omit_defaults=True):
     ids_bytes: int = 0
     sha256: str
     linked: str = ""
+    stored_bytes: int = 0
 
     def spans(self, directory: Path) -> list[ByteRange]:
         """Return the spans of bytes that `sha256` is computed over."""

@@ -6,6 +6,7 @@ its results be deleted elsewhere. So a crash anywhere repeats at most one part, 
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -43,6 +44,7 @@ from embedfarm.collector.row_file import RowFile
 from embedfarm.collector.sinks import (
     ColumnSink,
     KeptColumns,
+    ListingSink,
     PartRows,
     open_sink,
 )
@@ -201,6 +203,11 @@ class Output:
         return () if self._linked is None else self._linked.ends
 
     @property
+    def listed(self) -> AbstractSet[str] | None:
+        """The stored files that the parts list; None where the output has the vectors itself."""
+        return self._sink.listed if isinstance(self._sink, ListingSink) else None
+
+    @property
     def keeps_columns(self) -> bool:
         """Whether columns of the source are written beside the vectors."""
         return self._columns is not None
@@ -306,10 +313,7 @@ class Output:
 
     def _write_part(self) -> Part:
         """Put the buffered results on the disk, then into the journal."""
-        rows = gather(self._results)
-        if self._columns is not None:
-            rows = rows._replace(columns=self._columns.take(rows.start, rows.good))
-        written = self._take(rows) or self._sink.write(rows)
+        written = self._write_results()
         entry = describe(self._results, self._reused, written)
         entry.mark = self._mark_before(entry.part.end)
         if self._layout.ids:
@@ -323,6 +327,15 @@ class Output:
         if self._columns is not None:
             self._columns.forget(entry.part.end)
         return entry.part
+
+    def _write_results(self) -> Written:
+        """Put the buffered results on the disk, as the format has it."""
+        if isinstance(self._sink, ListingSink):
+            return self._sink.write_results(self._results)
+        rows = gather(self._results)
+        if self._columns is not None:
+            rows = rows._replace(columns=self._columns.take(rows.start, rows.good))
+        return self._take(rows) or self._sink.write(rows)
 
     def _take(self, rows: PartRows) -> Written | None:
         """Take the file of another output that has just these rows, if there is one."""
@@ -396,4 +409,5 @@ def _size(result: Result) -> int:
     """
     ids = sum(map(len, result.ids or ()))
     receipt = 0 if result.receipt is None else RECEIPT_BYTES + len(result.checksums)
-    return max(len(result.vectors), ids + receipt)
+    vectors = result.embedded * result.vector_bytes
+    return max(vectors, ids + receipt)

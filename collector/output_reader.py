@@ -21,7 +21,7 @@ from embedfarm.collector.manifest import (
 )
 from embedfarm.collector.output_directory import JOURNAL_FILE, State, read_request, read_state
 from embedfarm.collector.result_span import failures_of, gather, layout_of
-from embedfarm.collector.sinks import PartRows, Sink, open_sink
+from embedfarm.collector.sinks import ListingSink, PartRows, Sink, open_sink
 from embedfarm.contract.durable_files import last_line, ordered_lines
 from embedfarm.contract.records import Result
 
@@ -97,6 +97,7 @@ class OutputReader:
     What it sees is the output as it was when it was opened. Memory holds one part.
 
     Attributes:
+        lists: Whether each piece is read from where its vectors are stored.
         available: Index after the last chunk that is on the disk.
         count: Number of chunks of a finished output, else None.
         job: Identifier of the job of a finished output, else "".
@@ -109,6 +110,7 @@ class OutputReader:
     def __init__(self, directory: Path) -> None:
         self._record = record = _open(directory)
         self._sink: Sink = open_sink(record.format, directory)
+        self.lists = isinstance(self._sink, ListingSink)
         self.available = record.available
         self.count, self.job = record.count, record.job
 
@@ -124,7 +126,13 @@ class OutputReader:
         Raises:
             OutputError, OSError: The part is damaged, or was replaced meanwhile.
         """
-        return None if start >= self.available else self.read_part(start).within(start, limit)
+        if start >= self.available:
+            return None
+        if not isinstance(self._sink, ListingSink):
+            return self.read_part(start).within(start, limit)
+        part, layout, failures = self._record.part_of(start)
+        batch = self._sink.read_some(part, layout, start, limit)
+        return Chunks(batch, layout, failures).within(start, limit)
 
     def read_part(self, index: int) -> Chunks:
         """Return all chunks of the part that has chunk `index`, which is available.

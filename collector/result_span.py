@@ -36,11 +36,13 @@ def layout_of(result: Result) -> Layout:
         raise OutputError(f"result {result.start} has vectors of dtype {result.dtype!r}")
     layout = Layout(result.dimensions, _DTYPES[result.dtype], result.ids is not None)
     chunks = range(result.start, result.start + result.count)
+    receipt = result.receipt
+    elsewhere = receipt.bytes if receipt is not None and result.is_elsewhere else 0
     sound = (
         layout.row_bytes > 0
         and len(chunks) > 0
         and len(result.known) in {0, len(chunks)}
-        and len(result.vectors) == result.embedded * layout.row_bytes
+        and len(result.vectors) + elsewhere == result.embedded * layout.row_bytes
         and len(result.checksums) == result.embedded * CHECKSUM_BYTES
         and (result.ids is None or len(result.ids) == len(chunks))
         and all(error.index in chunks for error in result.errors)

@@ -1,5 +1,6 @@
 """The list of some texts of an output, beside their vectors."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,12 +91,13 @@ def _find_vectors(
     missing = [each for each in texts if each.digest not in found]
     if missing:
         with OutputReader(directory) as reader:
-            batch = reader.read_part(missing[0].index).batch
+            chunks = None
             for each in missing:
-                if each.index >= batch.start + len(batch.good):
-                    batch = reader.read_part(each.index).batch
-                if batch.good[each.index - batch.start]:
-                    found[each.digest] = batch.matrix[each.index - batch.start].copy()
+                if chunks is None or each.index >= chunks.end:
+                    chunks = reader.read(each.index, 1 if reader.lists else sys.maxsize)
+                row = each.index - (chunks.batch.start if chunks else 0)
+                if chunks is not None and chunks.batch.good[row]:
+                    found[each.digest] = chunks.batch.matrix[row].copy()
     kept = [each for each in texts if each.digest in found]
     return kept, [found[each.digest] for each in kept]
 

@@ -1,10 +1,16 @@
-"""Vectors of a job that lie on shared storage: read by their receipts, and deleted when on disk."""
+"""Vectors of a job on shared storage: read by their receipts, and deleted when nobody needs them.
+
+An output that lists them leaves them where they are; any other takes them to its own disk.
+"""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -18,6 +24,9 @@ LOOK_SECONDS: Final = 0.5
 REMOVALS_MAX: Final = 10  # tries to delete what is left of a job, `LOOK_SECONDS` apart
 PAUSE_SECONDS: Final = 5.0  # between two tries to read what a storage does not give
 
+STORED_FILE: Final = ".embedfarm/stored"  # in an output directory, while it is unfinished
+
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -39,6 +48,7 @@ class StoredVectors:
     stop: threading.Event
     say: Callable[[str], object]
     _read: tuple[str, int, bytes] = ("", 0, b"")  # file, offset and bytes that were read last
+    _size: tuple[str, int] = ("", 0)  # of the file that was looked at last, in bytes
     _seen: set[str] = field(default_factory=set)  # files that a listing may not have yet
     _swept: int = -1
 
@@ -51,17 +61,43 @@ class StoredVectors:
             VectorsLost: They are not there, or are others.
             OSError: The storage gives no answer, and `stop` was set.
         """
-        receipt = result.receipt
+        receipt = self._note(result)
         if receipt is None:
             return result
-        if not is_name(receipt.file):
-            raise VectorsLost(f"{receipt.file!r} is no name of stored vectors")
-        self._seen.add(receipt.file)
         vectors = self._bytes(receipt)
         if len(vectors) != receipt.bytes or checksum_of(vectors) != receipt.checksum:
             self._read = "", 0, b""
             raise VectorsLost(f"{receipt.file} has other bytes than were stored")
         return msgspec.structs.replace(result, vectors=vectors)
+
+    def take(self, result: Result) -> Result:
+        """Return a result as it is, once its vectors are seen to be there; they are not read.
+
+        A storage that gives no answer is waited for.
+
+        Raises:
+            VectorsLost: They are not there.
+            OSError: The storage gives no answer, and `stop` was set.
+        """
+        receipt = self._note(result)
+        if receipt is None or not receipt.bytes:
+            return result
+        if self._size[0] != receipt.file:
+            size = self._wait_for(receipt.file, partial(self.files.size, receipt.file))
+            self._size = receipt.file, size
+        if self._size[1] < receipt.offset + receipt.bytes:
+            self._size = "", 0
+            raise VectorsLost(f"{receipt.file} is shorter than what was stored")
+        return result
+
+    def _note(self, result: Result) -> Receipt | None:
+        """Return the receipt of a result, if it has one, and remember its file."""
+        receipt = result.receipt
+        if receipt is not None:
+            if not is_name(receipt.file):
+                raise VectorsLost(f"{receipt.file!r} is no name of stored vectors")
+            self._seen.add(receipt.file)
+        return receipt
 
     def _bytes(self, receipt: Receipt) -> bytes:
         """Return the bytes that a receipt names, from what was read ahead if they are there."""
@@ -69,17 +105,18 @@ class StoredVectors:
         first = receipt.offset - offset
         if name != receipt.file or first < 0 or first + receipt.bytes > len(data):
             count = max(receipt.bytes, READ_BYTES)
-            data = self._wait_for(receipt.file, receipt.offset, count)
+            read = partial(self.files.read, receipt.file, receipt.offset, count)
+            data = self._wait_for(receipt.file, read)
             self._read = receipt.file, receipt.offset, data
             first = 0
         return data[first : first + receipt.bytes]
 
-    def _wait_for(self, name: str, offset: int, count: int) -> bytes:
-        """Read bytes of a file; wait for a storage that does not answer."""
+    def _wait_for(self, name: str, ask: Callable[[], T]) -> T:
+        """Return what a storage answers about a file, which it may take a while to do."""
         looks, said = 0, False
         while True:
             try:
-                data = self.files.read(name, offset, count)
+                answer = ask()
             except FileNotFoundError as error:
                 looks += 1
                 if looks >= LOOKS_MAX:
@@ -97,17 +134,18 @@ class StoredVectors:
             else:
                 if said:
                     self.say("")
-                return data
+                return answer
 
-    def sweep(self, upto: int, generation: Callable[[], str]) -> None:
+    def sweep(self, upto: int, generation: Callable[[], str], listed: Collection[str] = ()) -> None:
         """Delete the files that nobody needs once all chunks below `upto` are on disk.
 
-        Those of an earlier generation of the job go as well: nothing of it is collected any more.
-        What cannot be deleted is tried again with the next part, and at the end of the job.
+        Those of an earlier generation of the job go as well, but for what was collected of it and
+        is not on disk. What cannot be deleted is tried again with the next part, and at the end.
 
         Args:
             upto: Index of the first chunk that is not on disk.
             generation: Returns the generation that the job has now.
+            listed: Files that the output lists, which stay.
         """
         if upto <= self._swept:
             return
@@ -117,23 +155,43 @@ class StoredVectors:
             log.warning("stored vectors cannot be listed: %s", error)
             return
         of = generation()  # after the listing: what was found is of no later one
-        gone = sorted(name for name in found if is_left_over(name, upto, of))
+        gone = sorted(
+            name
+            for name in found.difference(listed)
+            if is_left_over(name, upto, "" if name in self._seen else of)
+        )
         try:
             self.files.delete(gone)
         except Exception as error:  # noqa: BLE001 -- as above
             log.warning("stored vectors that are on disk cannot be deleted: %s", error)
             return
         self._swept = upto
-        self._seen.difference_update(gone)
+        self._seen.difference_update([name for name in found if is_left_over(name, upto, "")])
 
 
-def remove_stored(files: StoredFiles) -> None:
-    """Delete all that is stored of a job that has ended; give up where that is refused for long."""
+def known_places(out: Path) -> list[str]:
+    """Return where the runs of an unfinished output have stored vectors, the last run last."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return (out / STORED_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    return []
+
+
+def remove_stored(files: StoredFiles, kept: Collection[str] = ()) -> bool:
+    """Delete what is stored of a job that has ended, and tell whether that is done.
+
+    Where the storage refuses for long, it stays.
+
+    Args:
+        files: The job's place.
+        kept: Files that stay.
+    """
     for tries_left in reversed(range(REMOVALS_MAX)):
         try:
-            return files.remove()
+            files.remove(kept)
         except Exception as error:  # noqa: BLE001 -- of a library; nothing is lost by it
             log.warning("stored vectors of a job that has ended cannot be deleted: %s", error)
             if tries_left and files.may_pass(error):
                 threading.Event().wait(LOOK_SECONDS)
-    return None
+        else:
+            return True
+    return False

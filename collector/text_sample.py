@@ -116,9 +116,11 @@ class TextSample:
         the sample. What is in it at the end was in it when its vector came.
 
         Args:
-            result: The result, which lacks no vector.
+            result: The result, which lacks no vector; those that are stored elsewhere are not kept.
             digests: The digests of its texts.
         """
+        if result.is_elsewhere:
+            return
         failed = {error.index for error in result.errors}
         for at in np.flatnonzero(self._are_low(digests)).tolist():
             digest = digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]

@@ -273,6 +273,11 @@ class Result(Record):
         return 1 if self.receipt is None else 2
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether the vectors are where the receipt says, and not here."""
+        return self.receipt is not None and not self.vectors
+
+    @property
     def embedded(self) -> int:
         """Number of chunks that were to be embedded: rows in `vectors`."""
         return self.count - self.known.count(1)

@@ -13,7 +13,7 @@ import errno
 import re
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +163,10 @@ class LocalFiles:
             file.seek(offset)
             return file.read(count)
 
+    def size(self, name: str) -> int:
+        """Return the size of a file in bytes."""
+        return (self.directory / name).stat().st_size
+
     def names(self) -> list[str]:
         """Return the names of all files; none where there is no such directory."""
         with suppress(FileNotFoundError):
@@ -174,10 +178,15 @@ class LocalFiles:
         for name in names:
             (self.directory / name).unlink(missing_ok=True)
 
-    def remove(self) -> None:
-        """Delete all files and the directory; what is still written into it may stay."""
+    def remove(self, kept: Collection[str] = ()) -> None:
+        """Delete all files but those that are kept, and the directory if none is.
+
+        What is still written into it may stay.
+        """
         for _ in range(REMOVALS_MAX):
-            self.delete(self.names())
+            self.delete([name for name in self.names() if name not in kept])
+            if kept:
+                return
             try:
                 self.directory.rmdir()
             except FileNotFoundError:
@@ -240,6 +249,10 @@ class UrlFiles:
             return b""  # some stores refuse to read behind the end
         return data
 
+    def size(self, name: str) -> int:
+        """Return the size of an object in bytes."""
+        return int(self.filesystem.size(f"{self.root}/{name}"))
+
     def names(self) -> list[str]:
         """Return the names of all objects that the listing has."""
         with suppress(FileNotFoundError):
@@ -254,9 +267,9 @@ class UrlFiles:
             with suppress(FileNotFoundError):
                 self.filesystem.rm_file(f"{self.root}/{name}")
 
-    def remove(self) -> None:
-        """Delete all objects that the listing has."""
-        self.delete(self.names())
+    def remove(self, kept: Collection[str] = ()) -> None:
+        """Delete all objects that the listing has, but those that are kept."""
+        self.delete([name for name in self.names() if name not in kept])
 
 
 StoredFiles: TypeAlias = LocalFiles | UrlFiles

@@ -139,7 +139,8 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
         model: Name or path of a sentence-transformers model.
         farm: A farm, or the URL of the server of one; None for a private one as long as this takes.
         reading: How the corpus is read.
-        output_format: "parquet", "npy", "jsonl", or a sink that an installed package brings.
+        output_format: "parquet", "npy", "jsonl", "stored" for lists of what is stored past the
+            server, or a sink that an installed package brings.
         job_id: Id of the job on the farm, "" for a new one.
         embed_changed: Whether to drop what is on disk from the first part on of which the corpus
             has other rows now.

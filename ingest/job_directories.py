@@ -19,6 +19,7 @@ import msgspec
 
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.unreadable_records import name_once
+from embedfarm.runs.stored_place import discard_stored
 
 Kept = TypeVar("Kept")
 
@@ -95,13 +96,18 @@ def directory_of(settings: Settings, job: str) -> Path | None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Rename a directory away and remove it; processes that still write there get an error."""
+    """Rename a directory away and remove it; processes that still write there get an error.
+
+    Vectors that its output lists on a storage go first. Where the storage refuses that, the renamed
+    directory stays, and `remove_old` tries again.
+    """
     doomed = directory.with_name(f"{REMOVED}{uuid.uuid4().hex}")
     try:
         directory.rename(doomed)
     except FileNotFoundError:
         return
-    shutil.rmtree(doomed, ignore_errors=True)  # `remove_old` finds what is left
+    if discard_stored(doomed / OUTPUT):
+        shutil.rmtree(doomed, ignore_errors=True)  # `remove_old` finds what is left
 
 
 def remove_old(settings: Settings, now: float, gone: Callable[[str], bool]) -> list[str]:
@@ -113,7 +119,7 @@ def remove_old(settings: Settings, now: float, gone: Callable[[str], bool]) -> l
     top = settings.jobs_path
     before = now - settings.jobs_directory_seconds
     for path in [*top.glob(f"{UPLOADS}/*"), *top.glob("files/*"), *top.glob(f"{REMOVED}*")]:
-        if _changed_before(path, before):
+        if _changed_before(path, before) and discard_stored(path / OUTPUT):
             _remove(path)
     old = [
         path

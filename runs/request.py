@@ -42,7 +42,7 @@ class Request:
         options: How the sources are read.
         skip_bad_rows: Whether a bad row is listed and left out, instead of ending the run.
         spec: What the job asks for.
-        sink: "parquet", "npy", "jsonl", or a sink that an installed package brings.
+        sink: "parquet", "npy", "jsonl", "stored", or a sink that an installed package brings.
     """
 
     sources: tuple[str, ...]

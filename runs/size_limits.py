@@ -19,6 +19,6 @@ def check_output(parts: Sequence[Part], settings: Settings) -> None:
         OutputError: The output is too large; the message names the limit.
     """
     most = settings.job_output_bytes_max
-    size = sum(part.bytes + part.ids_bytes for part in parts)
+    size = sum(part.bytes + part.ids_bytes + part.stored_bytes for part in parts)
     if most and size > most:
         raise OutputError(f"the output is larger than job_output_bytes_max allows, {most:,} bytes")

@@ -1,23 +1,36 @@
-"""Where the vectors of a run are stored past the server until they are collected."""
+"""Where the vectors of a run are stored past the server, and what becomes of them at its end."""
 
 import contextlib
 import hashlib
+import logging
 import threading
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from embedfarm.collector.stored_vectors import StoredVectors, remove_stored
+from embedfarm.collector.manifest import OutputError, Part, read_manifest
+from embedfarm.collector.output_directory import State, read_request, read_state
+from embedfarm.collector.output_reader import read_parts
+from embedfarm.collector.sinks import lists_stored
+from embedfarm.collector.sinks.stored_listing import listed_files
+from embedfarm.collector.stored_vectors import (
+    STORED_FILE,
+    StoredVectors,
+    known_places,
+    remove_stored,
+)
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job, identities
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.stored_results import open_place, place_below
+from embedfarm.contract.stored_results import StorageRefused, open_place, place_below
 from embedfarm.runs.own_job import OwnJob
 
-STORED_FILE: Final = ".embedfarm/stored"  # in an output directory, while it is unfinished
 OWNER_CHARACTERS: Final = 16  # of a digest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -69,10 +82,11 @@ class RunStorage:
         """
         if not self.directory:
             return
-        known = _known(self.out)
-        if self.directory not in known:
+        known = known_places(self.out)
+        if known[-1:] != [self.directory]:
+            others = [each for each in known if each != self.directory]
             with replacing(self.out / STORED_FILE) as file:
-                file.writelines(f"{each}\n".encode() for each in (*known, self.directory))
+                file.writelines(f"{each}\n".encode() for each in (*others, self.directory))
         open_place(self.directory).make()
 
     def vectors(self, job: Job, stop: threading.Event) -> StoredVectors | None:
@@ -85,14 +99,65 @@ class RunStorage:
         return StoredVectors(open_place(self.directory), stop, say) if self.directory else None
 
 
+def check_stored(sink: str, place: str) -> None:
+    """Refuse a format that lists stored vectors for a job whose vectors are stored nowhere.
+
+    Raises:
+        StorageRefused: It is such a format.
+    """
+    if lists_stored(sink) and not place:
+        raise StorageRefused(
+            f"format {sink} lists where vectors are stored past the server: say where (--stored)"
+        )
+
+
 def end_storing(out: Path) -> None:
-    """Delete all vectors that were stored for an output whose job has ended."""
-    for place in _known(out):
-        remove_stored(open_place(place))
+    """Delete the vectors that were stored for an output whose job has ended, and it does not list.
+
+    Where it cannot be known what it lists, nothing is deleted.
+    """
+    places = known_places(out)
+    try:
+        listed = _listed_by(out) if places else {}
+    except (OutputError, OSError) as error:
+        log.warning("%s: nothing that was stored for it is deleted: %s", out, error)
+        return
+    for place in places:
+        _remove(place, listed.get(place, ()))
 
 
-def _known(out: Path) -> list[str]:
-    """Return the places where earlier runs of an output have stored vectors."""
-    with contextlib.suppress(FileNotFoundError):
-        return (out / STORED_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    return []
+def discard_stored(out: Path) -> bool:
+    """Delete all vectors that were stored for an output, also what it lists; tell if that is done.
+
+    What a damaged output lists is not found, and stays.
+    """
+    places = dict.fromkeys(known_places(out))
+    try:
+        places |= dict.fromkeys(_listed_by(out))
+    except (OutputError, OSError) as error:
+        log.warning("%s: what it lists of stored vectors stays: %s", out, error)
+    left = [place for place in places if not _remove(place, ())]
+    return not left
+
+
+def _remove(place: str, kept: Collection[str]) -> bool:
+    """Delete what is stored in a place, but for some files; tell whether that is done."""
+    try:
+        return remove_stored(open_place(place), kept)
+    except StorageRefused as error:
+        log.warning("stored vectors cannot be deleted: %s", error)
+    return False
+
+
+def _listed_by(out: Path) -> Mapping[str, Collection[str]]:
+    """Return the names of the stored files that an output lists, by their place."""
+    sink, parts = "", list[Part]()
+    match read_state(out):
+        case State.FINISHED:
+            manifest = read_manifest(out)
+            sink, parts = manifest.format, manifest.parts
+        case State.UNFINISHED:
+            sink, parts = str(read_request(out).get("format")), read_parts(out)
+        case State.NEW:
+            pass
+    return listed_files(out, parts) if sink and lists_stored(sink) else {}

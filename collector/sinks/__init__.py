@@ -1,6 +1,7 @@
 """Sinks: the file formats that vectors are written in, behind one small protocol."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
@@ -10,20 +11,25 @@ from embedfarm.collector.sinks.jsonl import Jsonl
 from embedfarm.collector.sinks.npy import Npy
 from embedfarm.collector.sinks.parquet import Parquet
 from embedfarm.collector.sinks.part_rows import KeptColumns, PartError, PartRows, Vectors
+from embedfarm.collector.sinks.stored_parts import StoredParts
 from embedfarm.contract.errors import EmbedfarmError
+from embedfarm.contract.records import Result
 
 __all__ = [
     "ENTRY_POINTS",
     "SINKS",
     "ColumnSink",
     "KeptColumns",
+    "ListingSink",
     "PartError",
     "PartRows",
     "Sink",
     "SinkKind",
     "UnknownSink",
     "Vectors",
+    "holding_sinks",
     "keeps_columns",
+    "lists_stored",
     "open_sink",
     "sink_kind",
     "sink_names",
@@ -91,6 +97,29 @@ class ColumnSink(Sink, Protocol):
         """
 
 
+@runtime_checkable
+class ListingSink(Sink, Protocol):
+    """A sink that leaves vectors where workers have stored them, and lists where that is."""
+
+    @property
+    def listed(self) -> AbstractSet[str]:
+        """The names of the files that the parts on the disk list."""
+
+    def write_results(self, results: Sequence[Result]) -> Written:
+        """Put the next part on the disk, of consecutive results; it is there when this returns.
+
+        Vectors of a result that has no receipt are stored first.
+        """
+
+    def read_some(self, part: Part, layout: Layout, start: int, limit: int) -> PartRows:
+        """Return up to `limit` chunks of a part that is on the disk, from chunk `start` on.
+
+        Raises:
+            OutputError: The storage does not hold the rows.
+            OSError: The files cannot be read.
+        """
+
+
 class UnknownSink(EmbedfarmError, ValueError):
     """Raised when there is no sink of a name, or the package that brings it does not load."""
 
@@ -113,7 +142,9 @@ class SinkKind(Protocol):
 
 
 ENTRY_POINTS: Final = "embedfarm.sinks"
-SINKS: Final[Mapping[str, SinkKind]] = {"parquet": Parquet, "npy": Npy, "jsonl": Jsonl}
+SINKS: Final[Mapping[str, SinkKind]] = {
+    "parquet": Parquet, "npy": Npy, "jsonl": Jsonl, "stored": StoredParts,
+}  # fmt: skip
 """Our own sinks by name; installed packages bring others by entry points."""
 
 
@@ -121,6 +152,11 @@ def sink_names() -> tuple[str, ...]:
     """Return the names of all sinks: our own, and those that installed packages bring."""
     others = sorted(each.name for each in entry_points(group=ENTRY_POINTS))
     return (*SINKS, *(name for name in others if name not in SINKS))
+
+
+def holding_sinks() -> tuple[str, ...]:
+    """Return the names of the sinks that have the vectors themselves."""
+    return tuple(name for name in sink_names() if SINKS.get(name) is not StoredParts)
 
 
 def sink_kind(name: str) -> SinkKind:
@@ -147,6 +183,15 @@ def keeps_columns(name: str) -> bool:
         UnknownSink: It cannot be had.
     """
     return hasattr(sink_kind(name), ColumnSink.read_columns.__name__)
+
+
+def lists_stored(name: str) -> bool:
+    """Tell whether the sink called `name` lists stored vectors, instead of having them.
+
+    Raises:
+        UnknownSink: It cannot be had.
+    """
+    return hasattr(sink_kind(name), ListingSink.write_results.__name__)
 
 
 def open_sink(name: str, directory: Path) -> Sink:

@@ -13,7 +13,7 @@ from embedfarm.collector.export import export
 from embedfarm.collector.manifest import ERRORS_FILE
 from embedfarm.collector.output import Output
 from embedfarm.collector.output_directory import State, list_output_files, read_state
-from embedfarm.collector.sinks import SINKS
+from embedfarm.collector.sinks import holding_sinks
 from embedfarm.collector.verify import verify
 from embedfarm.runs.ending import remove_state
 from tests.collector.lossy_disk import LossyDisk
@@ -22,7 +22,7 @@ from tests.collector.test_sinks import ABOUT, COUNT, Case, snapshot
 SYNCS_MIN = 12  # file, directory and journal line of each of the four parts
 
 
-@pytest.fixture(params=SINKS)
+@pytest.fixture(params=holding_sinks())
 def case(request: pytest.FixtureRequest) -> Case:
     """Give a case of each format."""
     return Case(request.param, "<f4", with_ids=True)

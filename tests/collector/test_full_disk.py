@@ -12,7 +12,7 @@ from embedfarm.collector import collect
 from embedfarm.collector.collect import Collector
 from embedfarm.collector.manifest import About
 from embedfarm.collector.output import Output
-from embedfarm.collector.sinks import SINKS
+from embedfarm.collector.sinks import holding_sinks
 from embedfarm.collector.verify import verify
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.job_spec import JobSpec
@@ -44,7 +44,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         yield disk
 
 
-@pytest.fixture(params=SINKS)
+@pytest.fixture(params=holding_sinks())
 def sink(request: pytest.FixtureRequest) -> str:
     """Give each format."""
     return str(request.param)

@@ -28,6 +28,7 @@ from embedfarm.collector.search import iter_vectors
 from embedfarm.collector.sinks import SINKS
 from embedfarm.collector.verify import verify
 from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
+from tests.collector.places import say_where
 
 COUNT = 40
 PER_RESULT = 4
@@ -53,6 +54,7 @@ def write(  # noqa: PLR0913 -- all that an output consists of
     ids: bool,
 ) -> Path:
     """Write an output of the chunks `indices`; those at the places `failed` have failed."""
+    say_where(directory)
     with Output(directory, {}, sink=sink, part_bytes_max=8 * 3 * np.dtype(dtype).itemsize) as out:
         for start in range(0, len(indices), PER_RESULT):
             chunks = indices[start : start + PER_RESULT]
@@ -153,7 +155,7 @@ def leave(_directory: Path) -> None:
     raise Crash
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Raised to end the process."""
 
 

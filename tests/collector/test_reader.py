@@ -16,6 +16,7 @@ from embedfarm.collector.output import Output
 from embedfarm.collector.output_reader import Chunks, NotBegun, OutputReader
 from embedfarm.collector.sinks import SINKS
 from embedfarm.contract.records import ChunkError, Result, text_checksums
+from tests.collector.places import say_where
 
 ABOUT = About(job="j", model="m", fingerprint={}, source={})
 COUNT = 60
@@ -47,6 +48,7 @@ def results(dtype: str = "<f4", *, ids: bool = False, size: int = 5) -> Iterator
 
 def open_output(directory: Path, sink: str) -> Output:
     """Open an output whose parts have at most three results of float32."""
+    say_where(directory)
     return Output(directory, {"model": "m"}, sink=sink, part_bytes_max=3 * 60)
 
 

@@ -12,6 +12,7 @@ from embedfarm.collector.output import Output
 from embedfarm.collector.search import iter_vectors, search
 from embedfarm.collector.sinks import SINKS
 from embedfarm.contract.records import ChunkError, Result, text_checksums
+from tests.collector.places import say_where
 
 COUNT = 50
 DIMENSIONS = 8
@@ -29,6 +30,7 @@ def matrix(dtype: str) -> NDArray[np.float32]:
 def make_output(directory: Path, sink: str, dtype: str, *, with_ids: bool) -> Path:
     """Make a finished output in parts of ten rows."""
     row_bytes = DIMENSIONS * np.dtype(dtype).itemsize
+    say_where(directory)
     with Output(directory, {}, sink=sink, part_bytes_max=10 * row_bytes) as output:
         for start in range(0, COUNT, 5):
             chunks = range(start, start + 5)

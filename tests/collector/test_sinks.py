@@ -19,7 +19,7 @@ from embedfarm.collector.manifest import ERRORS_FILE, STATE_DIRECTORY, About, Ma
 from embedfarm.collector.output import Output
 from embedfarm.collector.output_directory import JOURNAL_FILE, State, read_state
 from embedfarm.collector.search import iter_vectors
-from embedfarm.collector.sinks import SINKS, PartError, open_sink
+from embedfarm.collector.sinks import PartError, holding_sinks, open_sink
 from embedfarm.collector.verify import verify
 from embedfarm.contract.durable_files import TEMPORARY_SUFFIX
 from embedfarm.contract.records import ChunkError, Result, text_checksums
@@ -88,7 +88,10 @@ class Case:
 
 
 CASES = [
-    Case(sink, dtype, ids) for sink in SINKS for dtype in ("<f4", "<f2") for ids in (True, False)
+    Case(sink, dtype, ids)
+    for sink in holding_sinks()
+    for dtype in ("<f4", "<f2")
+    for ids in (True, False)
 ]
 
 
@@ -206,7 +209,7 @@ def test_lost_part(case: Case, tmp_path: Path) -> None:
         case.open(tmp_path)
 
 
-@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("sink", holding_sinks())
 @settings(max_examples=40, deadline=None)
 @given(
     matrix=arrays.arrays(

@@ -12,6 +12,7 @@ from embedfarm.collector.output import Output
 from embedfarm.collector.sinks import SINKS
 from embedfarm.collector.verify import OutputProblem, verify
 from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
+from tests.collector.places import say_where
 
 COUNT = 10
 PART_ROWS = 4
@@ -23,6 +24,7 @@ FAILED = 5
 def make_output(directory: Path, sink: str, vectors: np.ndarray | None = None) -> Path:
     """Make a finished output of chunks in parts of 4, 4 and 2, of which chunk 5 failed."""
     matrix = np.random.default_rng(3).normal(size=(COUNT, 3)) if vectors is None else vectors
+    say_where(directory)
     with Output(directory, {}, sink=sink, part_bytes_max=PART_ROWS * 12) as output:
         for start in range(0, COUNT, 2):
             chunks = slice(start, start + 2)

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from embedfarm.collector.sinks import sink_kind, sink_names
+from embedfarm.collector.sinks import holding_sinks, sink_kind, sink_names
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, JOB_TYPES
 from embedfarm.contract.scheduling_terms import PRIORITIES
@@ -78,13 +78,14 @@ def ask_corpus(
     reuse: Annotated[JobIds, Query()] = "",
 ) -> Response:
     """Ask what to embed: texts, or a file with `?of=file`; `reuse` names jobs with some of it."""
+    sinks = sink_names() if services.settings.stored_roots else holding_sinks()
     told = {
         "of": of,
         "reuse": reuse,
         "model": _model_of(services, reuse.partition(",")[0]) if reuse else "",
         "models": services.settings.models,
         "priorities": priorities_of(services),
-        "sinks": {name: sink_kind(name).about for name in sink_names()},
+        "sinks": {name: sink_kind(name).about for name in sinks},
         "attended": has_worker(services.client),
         "fields": FIELDS,
         "stores": services.stores,
