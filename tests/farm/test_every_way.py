@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -23,6 +23,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.settings import Settings
 from tests.farm.cluster_of_six import ClusterOfSix
 from tests.farm.harness import Embedding, check_output, texts_of, write_corpus
+from tests.farm.listed_output import check_listed, listed_files
 from tests.farm.sentinel_ring import Ring
 from tests.support import LiveServer, free_port, wait_until
 
@@ -177,8 +178,9 @@ class Way:
         words: Words of the command, the corpus first.
         settings: Settings of all roles.
         variables: Variables of their environment.
-        left: Returns what is left of stored vectors.
+        left: Returns what is left of stored vectors, but for what the output lists.
         left_max: How many files may be left: a speculative copy that no listing had yet.
+        check: Asserts that an output has the vectors of texts, of so many dimensions.
     """
 
     words: Sequence[object]
@@ -186,6 +188,7 @@ class Way:
     variables: Mapping[str, str] = field(default_factory=dict)
     left: Callable[[], list[object]] = list
     left_max: int = 0
+    check: Callable[[Path, Sequence[str], int], None] = check_output
 
 
 @contextlib.contextmanager
@@ -223,6 +226,7 @@ def bucket(corpus: Path, seed: int) -> Iterator[Way]:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
+            fsspec.filesystem("s3").clear_instance_cache()  # of another server
             store = fsspec.filesystem("s3", skip_instance_cache=True)
             store.mkdir("bucket")
             store.put_file(str(corpus), f"bucket/corpora/{corpus.name}")
@@ -244,6 +248,20 @@ def bucket(corpus: Path, seed: int) -> Iterator[Way]:
         server.wait(20)
 
 
+@contextlib.contextmanager
+def listed(corpus: Path, seed: int) -> Iterator[Way]:
+    """Let an output list what workers store in a bucket of S3, on bad days of the store."""
+    out = corpus.with_name("out")
+    with bucket(corpus, seed) as way:
+
+        def left() -> list[object]:
+            kept = listed_files(out)
+            return [name for name in way.left() if f"s3://{name}" not in kept]
+
+        words = [*way.words, "--format", "stored"]
+        yield replace(way, words=words, left=left, check=check_listed)
+
+
 def is_open(port: int) -> bool:
     """Tell whether somebody listens on a port."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -251,7 +269,7 @@ def is_open(port: int) -> bool:
     return False
 
 
-WAYS: Final = {"inline": inline, "directory": directory, "bucket": bucket}
+WAYS: Final = {"inline": inline, "directory": directory, "bucket": bucket, "listed": listed}
 
 
 def kill_at_random(home: Path, topology: str, way: str, seed: int) -> list[float]:
@@ -275,7 +293,7 @@ def kill_at_random(home: Path, topology: str, way: str, seed: int) -> list[float
             assert farm.embedding.wait(120) == 0, farm.embedding.log()
         finally:
             farm.stop()
-        check_output(home / "out", texts, 16)
+        taken.check(home / "out", texts, 16)
         assert len(taken.left()) <= taken.left_max
     return farm.recoveries
 
@@ -288,6 +306,11 @@ def test_kills_on_a_cluster_with_stored_vectors(tmp_path: Path) -> None:
 def test_kills_with_all_in_a_bucket(tmp_path: Path) -> None:
     """A job whose texts and vectors lie in a store that fails is whole, whoever is killed."""
     kill_at_random(tmp_path, "single", "bucket", 2)
+
+
+def test_kills_while_an_output_lists_a_bucket(tmp_path: Path) -> None:
+    """A job whose output lists what a failing store has is whole, whoever is killed."""
+    kill_at_random(tmp_path, "sentinel", "listed", 3)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import redis
 
 from embedfarm.contract.farm_client import FarmClient
+from tests.farm.failed_chunks import fail_chunks
 from tests.farm.harness import (
     Embedding,
     check_output,
@@ -20,6 +22,7 @@ from tests.farm.harness import (
     texts_of,
     write_corpus,
 )
+from tests.farm.listed_output import check_listed, listed_files
 from tests.support import LiveServer, wait_until
 
 MODEL = ("--model", "null:16", "--devices", "cpu", "--workers", "2")
@@ -54,20 +57,68 @@ def test_a_private_farm_stores_vectors(tmp_path: Path, place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_kills_lose_no_stored_vector(tmp_path: Path, place: Path) -> None:
+LISTED = ("--format", "stored")
+
+
+def test_an_output_lists_what_is_stored(tmp_path: Path, place: Path) -> None:
+    """Vectors stay where workers stored them, all other commands read them there, and no more."""
+    texts = [f"text {number % 4_000}" for number in range(5_000)]
+    corpus, out = write_corpus(tmp_path / "c.jsonl", texts), tmp_path / "out"
+    words = (corpus, *MODEL, "--stored", place, *LISTED)
+    for more in ((), ("--deduplicate",)):
+        assert run("embed", *words, *more, "--out", out, environment=SMALL).returncode == 0
+        check_listed(out, texts, 16)
+        assert listed_files(out) == {str(path) for path in stored_files(place)}
+        assert run("verify", out, "--against", corpus).returncode == 0
+        assert "chunk 7\n" in run("search", out, texts[7]).stdout
+        facts = manifest(out)
+        assert sum(part["stored_bytes"] for part in facts["parts"]) == 5_000 * 16 * 4
+        assert all(part["bytes"] < part["stored_bytes"] for part in facts["parts"])
+        assert bool(facts["reused"]) == bool(more)
+        copy = tmp_path / f"copy-{len(more)}"
+        assert run("export", out, "--out", copy, "--format", "parquet").returncode == 0
+        check_output(copy, texts, 16)
+        shutil.rmtree(out)
+        shutil.rmtree(place)
+    done = run("embed", corpus, *MODEL, *LISTED, "--out", out)
+    assert (done.returncode, "say where (--stored)" in done.stderr) == (2, True)
+    done = run("export", copy, "--out", out, *LISTED)
+    assert (done.returncode, "'stored' is not one of" in done.stderr) == (2, True)
+
+
+def test_chunks_that_failed_are_tried_again(tmp_path: Path, place: Path) -> None:
+    """A retry stores the vectors that were missing, and leaves the others where they are."""
+    texts = list(texts_of(400))
+    corpus, out = write_corpus(tmp_path / "c.jsonl", texts), tmp_path / "out"
+    words = ("embed", corpus, *MODEL, *LISTED, "--out", out)
+    assert run(*words, "--stored", place).returncode == 0
+    fail_chunks(out, texts, {0, 120, 121, 399})
+    before = listed_files(out)
+    done = run(*words, "--retry-failed")
+    assert done.returncode == 0, done.stderr
+    check_listed(out, texts, 16)
+    assert before < listed_files(out)
+    assert sum(Path(each).stat().st_size for each in listed_files(out) - before) == 4 * 16 * 4
+    assert run("verify", out, "--against", corpus).returncode == 0
+
+
+@pytest.mark.parametrize("more", [(), LISTED], ids=["carried", "listed"])
+def test_kills_lose_no_stored_vector(tmp_path: Path, place: Path, more: tuple[str, ...]) -> None:
     """Command, workers and server are killed, a file is damaged, and all goes on to the end."""
     texts = list(texts_of(60_000))
     corpus = write_corpus(tmp_path / "c.jsonl", texts)
-    generator, out = random.Random(1), tmp_path / "out"
-    words = ["--stored", place, *MODEL, corpus]
+    generator, out, listed = random.Random(1), tmp_path / "out", bool(more)
+    words = ["--stored", place, *MODEL, corpus, *more]
     for victim in ("worker", "server", "command"):
         embedding = Embedding(words, out, SMALL)
         wait_until(lambda e=embedding: e.chunks_done() > 2_000 or e.process.poll() is not None)  # type: ignore[misc] # mypy#6
         if victim == "command":
             embedding.kill()
-            for path in generator.sample(found := stored_files(place), min(2, len(found))):
+            kept = listed_files(out)  # which nobody makes anew: verify tells of it
+            found = [path for path in stored_files(place) if str(path) not in kept]
+            for path in generator.sample(found, min(2, len(found))):
                 with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
-                    file.write(b"damage")
+                    file.truncate(6) if listed else file.write(b"damage")
         else:
             embedding.kill_one(victim)
             with contextlib.suppress(TimeoutError):
@@ -75,8 +126,12 @@ def test_kills_lose_no_stored_vector(tmp_path: Path, place: Path) -> None:
                 wait_until(lambda e=embedding, b=before: e.chunks_done() > b, 20)  # type: ignore[misc] # mypy#6
             embedding.kill()
     assert run("embed", *words, "--out", out, environment=SMALL).returncode == 0
-    check_output(out, texts, 16)
-    assert list(place.iterdir()) == []
+    if listed:
+        check_listed(out, texts, 16)
+        assert listed_files(out) == {str(path) for path in stored_files(place)}
+    else:
+        check_output(out, texts, 16)
+        assert list(place.iterdir()) == []
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from embedfarm.readers.arrow_form import ArrowForm, form_of_file, form_of_stream
 from embedfarm.runs import arrow_copy, dataset_copy
 from embedfarm.runs.dataset_copy import copy_with_vectors
 from embedfarm.runs.originals import RowVectors
+from tests.farm.failed_chunks import fail_chunks
 from tests.farm.harness import null_vectors, run
 from tests.full_disk import small_disk
 from tests.readers.test_readers import PACK
 from tests.runs.test_columns import DIMENSIONS, table_of
 from tests.runs.test_dataset_copy import PowerCutError, snapshot
-from tests.runs.test_retry import fail_chunks
 
 SETTINGS = Settings()
 ROWS: Final = 100  # of a file

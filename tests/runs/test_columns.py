@@ -17,8 +17,8 @@ import pytest
 import embedfarm
 from embedfarm.collector.column_rows import same_rows, take_rows
 from embedfarm.collector.search import search
+from tests.farm.failed_chunks import fail_chunks
 from tests.farm.harness import Embedding, manifest, null_vectors, run, texts_of
-from tests.runs.test_retry import fail_chunks
 
 DIMENSIONS = 16
 MODEL = ("--model", f"null:{DIMENSIONS}", "--devices", "cpu", "--workers", "1")

@@ -17,9 +17,9 @@ from embedfarm.contract.settings import Settings
 from embedfarm.readers import CorpusError
 from embedfarm.runs import dataset_copy, parquet_copy
 from embedfarm.runs.dataset_copy import copy_with_vectors
+from tests.farm.failed_chunks import fail_chunks
 from tests.farm.harness import null_vectors, run
 from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, table_of
-from tests.runs.test_retry import fail_chunks
 
 SETTINGS = Settings()
 COUNT = 1500

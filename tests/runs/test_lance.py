@@ -24,9 +24,9 @@ from embedfarm.readers import (
 from embedfarm.readers.fields import ColumnQueue
 from embedfarm.readers.kept_columns import find_columns
 from embedfarm.runs.request import same_version
+from tests.farm.failed_chunks import fail_chunks
 from tests.farm.harness import Embedding, manifest, null_vectors, run, texts_of
 from tests.runs.test_columns import DIMENSIONS, MODEL, SMALL_PARTS, check, kept
-from tests.runs.test_retry import fail_chunks
 
 COUNT = 1500
 SLOW = ("--model", f"null:{DIMENSIONS}:20000", *MODEL[2:])

@@ -36,6 +36,7 @@ from embedfarm.contract.canaries import canaries_of
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.records import Result, text_checksums
+from tests.farm.failed_chunks import fail_chunks
 from tests.farm.harness import (
     Embedding,
     check_output,
@@ -46,7 +47,6 @@ from tests.farm.harness import (
     texts_of,
     write_corpus,
 )
-from tests.runs.test_retry import fail_chunks
 from tests.support import LiveServer, wait_until
 from tests.workers.tiny_models import DIMENSIONS as TINY_DIMENSIONS
 from tests.workers.tiny_models import bert
