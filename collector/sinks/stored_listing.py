@@ -1,5 +1,7 @@
 """Lists of where the vectors of an output's parts are, on a storage from which none was copied."""
 
+import logging
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +22,12 @@ from embedfarm.contract.stored_results import (
     open_place,
 )
 
+TRIES_MAX: Final = 6  # to ask a storage, `PAUSE_SECONDS` apart
+PAUSE_SECONDS: Final = 0.5
 READ_BYTES: Final = 8 << 20  # of pieces that lie behind one another, read at a time
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -149,17 +154,27 @@ def _runs(pieces: Iterable[Piece], row_bytes: int) -> Iterator[list[Piece]]:
 
 
 def ask(place: str, question: Callable[[StoredFiles], T]) -> T:
-    """Return what the files of a place say to a question.
+    """Return what the files of a place say to a question, which may be asked a few times.
 
     Raises:
         PartError: A file is gone, or there is no library for the place.
         OSError: The storage refuses, or gives no answer.
     """
     try:
-        return question(open_place(place))
-    except (FileNotFoundError, StorageRefused) as error:
-        raise PartError(f"vectors that are stored in {place} are gone: {error}") from error
-    except OSError:
-        raise
-    except Exception as error:
-        raise OSError(f"{place}: {error}") from error  # of a library, of any type
+        files = open_place(place)
+    except StorageRefused as error:
+        raise PartError(str(error)) from error
+    tries_left = TRIES_MAX
+    while True:
+        tries_left -= 1
+        try:
+            return question(files)
+        except FileNotFoundError as error:
+            raise PartError(f"vectors that are stored in {place} are gone: {error}") from error
+        except Exception as error:  # of a library, of any type
+            if not (tries_left and files.may_pass(error)):
+                raise (
+                    error if isinstance(error, OSError) else OSError(f"{place}: {error}")
+                ) from error
+            log.warning("%s gives no answer, trying again: %s", place, error)
+        threading.Event().wait(PAUSE_SECONDS)

@@ -6,12 +6,14 @@ say instead that its source has changed, if it has.
 """
 
 import json
-from collections.abc import Collection, Sequence
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,9 +23,15 @@ from embedfarm.collector.manifest import Manifest
 from embedfarm.contract.canaries import TEXTS
 from embedfarm.workers.engines.null import NullEngine
 from tests.simulation.corpora import Version
+from tests.simulation.states import State
 
 DIMENSIONS: Final = 4
 SAMPLE_TEXTS: Final = 4  # that an output keeps
+
+LISTED: Final = State("vectors listed", "a finished output lists where its vectors are stored")
+
+Objects = Mapping[str, Mapping[str, bytes]]
+"""The objects of each place of a storage, by name."""
 
 _forward: Final = NullEngine.forward  # as it is, whatever a run puts in its place
 
@@ -53,12 +61,13 @@ class Stored:
     made: int = 0
 
 
-def read_output(out: Path, manifest: Manifest) -> Stored:
-    """Read all of a finished output."""
+def read_output(out: Path, manifest: Manifest, objects: Objects = MappingProxyType({})) -> Stored:
+    """Read all of a finished output, also what it lists of the objects of a storage."""
     attempts, reused = _attempts(out), sum(manifest.reused.values())
     canaries = None if manifest.canaries is None else manifest.canaries.vectors
     made = manifest.count - manifest.failed - reused
-    vectors, sample = _vectors(out, manifest), _sample(out)
+    vectors = _listed_vectors(out, objects) if _lists(manifest) else _vectors(out, manifest)
+    sample = _sample(out)
     return Stored(manifest.count, vectors, attempts, sample, canaries, made)
 
 
@@ -82,6 +91,43 @@ def _vectors(out: Path, manifest: Manifest) -> dict[int, NDArray[np.float32]]:
     if indices != sorted(set(indices)):
         raise Failure(f"indices are not in order: {indices}")
     return {row["index"]: np.array(row["embedding"], np.float32) for row in rows}
+
+
+def _lists(manifest: Manifest) -> bool:
+    return manifest.format == "stored"
+
+
+def _listings(out: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lists of stored vectors of an output, in the order of its parts."""
+    for path in sorted(out.glob("part-*.stored.json")):
+        yield json.loads(path.read_text())
+
+
+def listed_names(out: Path) -> set[str]:
+    """Return the names of the objects that an output lists."""
+    return {piece["file"] for listing in _listings(out) for piece in listing["pieces"]}
+
+
+def _listed_vectors(out: Path, objects: Objects) -> dict[int, NDArray[np.float32]]:
+    """Return the vectors that an output lists by index, each of shape (dimensions,)."""
+    vectors: dict[int, NDArray[np.float32]] = {}
+    for listing in _listings(out):
+        there = objects.get(listing["place"], {})
+        for piece in listing["pieces"]:
+            name, start, end = piece["file"], piece["start"], piece["start"] + piece["count"]
+            if name not in there:
+                raise Failure(f"{name} is listed for chunks from {start} on, and is not there")
+            size = 4 * DIMENSIONS * (end - start)
+            data = there[name][piece["offset"] : piece["offset"] + size]
+            if len(data) != size or zlib.crc32(data) != piece["checksum"]:
+                raise Failure(f"{name} has other bytes for chunks from {start} on")
+            if vectors and start <= max(vectors):
+                raise Failure(f"chunk {start} is listed behind {max(vectors)}")
+            rows = np.frombuffer(data, "<f4").reshape(-1, DIMENSIONS)
+            indices = [index for index in range(start, end) if index not in listing["failed"]]
+            vectors |= {index: rows[index - start] for index in indices}
+    LISTED.reach(bool(vectors))
+    return vectors
 
 
 def _attempts(out: Path) -> dict[int, int]:

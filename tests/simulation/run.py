@@ -59,6 +59,8 @@ USERS: Final = ("job", "more", "third", "fourth", "fifth", "sixth")
 SEVERAL_SHARE: Final = 0.2  # of the seeds, with several models
 SEVERAL_USERS: Final = (2, 3)
 STORED_SHARE: Final = 0.25  # of the seeds, with a storage past the server
+LISTING_SHARE: Final = 0.5  # of these, in which outputs list what is stored
+LATE_SECONDS: Final = 5.0  # behind the end, in which no worker may delete what is listed
 REFERRING_SHARE: Final = 0.25  # of the seeds, with jobs whose texts workers read
 DAMAGED_SHARE: Final = 0.3  # of those with one model, in which a device begins to compute wrongly
 SLOW_SHARE: Final = 0.15  # of the lively ones, in which reading is slower than all timeouts
@@ -200,13 +202,17 @@ class Simulation:
             if self.world.now >= self._deadline():
                 seconds = self._seconds_after_max
                 raise Failure(f"not done {seconds:.0f} s after all faults and reactions")
-        scene = self.scene
+        scene, done_at = self.scene, self.world.now
+        if scene.listed and not scene.errors:
+            over_at = done_at + LATE_SECONDS
+            self.world.run(lambda: bool(scene.errors) or self.world.now >= over_at, over_at)
+            scene.read_listed()
         if scene.errors:
             raise scene.errors[0]
         return Outcome(
             self.faults.counts,
-            self.world.now,
-            max(0.0, self.world.now - self.faults.ends_at),
+            done_at,
+            max(0.0, done_at - self.faults.ends_at),
             scene.chunks,
             scene.failed,
             scene.harmless,
@@ -241,7 +247,8 @@ class Simulation:
         own = Random(f"stored {self.seed}")
         stored = own.random() < STORED_SHARE
         lossy = partial(len, self.host.forgotten)
-        storage = Storage(self.world, own, lossy, self._broken) if stored else None
+        lists = Random(f"lists {self.seed}").random() < LISTING_SHARE
+        storage = Storage(self.world, own, lossy, self._broken, lists) if stored else None
         put_on(storage)
         return storage
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
+from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, read_manifest
 from embedfarm.contract.settings import Settings
+from tests.simulation.judge import Stored, read_output
 from tests.simulation.link import Host
 from tests.simulation.shelf import Shelf
 from tests.simulation.storage import ROOT, Storage
@@ -48,6 +50,7 @@ class Scene:
         ids: Ids of all jobs that there ever were.
         steered: Jobs that somebody has cancelled or deleted.
         finished: Outputs that were finished, for others to take their vectors.
+        listed: Manifests of finished outputs that list what the storage has, by directory.
         reacted_at: Virtual seconds at which a user did last what the end of a command asked for.
         errors: Errors that should not have happened.
         chunks: Chunks in the jobs that were finished.
@@ -69,6 +72,7 @@ class Scene:
     ids: list[str] = field(default_factory=list)
     steered: set[str] = field(default_factory=set)
     finished: list[FinishedOutput] = field(default_factory=list)
+    listed: dict[Path, Manifest] = field(default_factory=dict)
     reacted_at: float = 0.0
     errors: list[BaseException] = field(default_factory=list)
     chunks: int = 0
@@ -80,6 +84,24 @@ class Scene:
         if self.storage is None or self.storage.random.random() > STORED_SHARE:
             return ""
         return ROOT
+
+    def read(self, out: Path, manifest: Manifest) -> Stored:
+        """Read all of a finished output; what it lists has to be there as long as it is."""
+        if self.storage is None:
+            return read_output(out, manifest)
+        if manifest.format == "stored":
+            self.listed[out] = manifest
+        return read_output(out, manifest, self.storage.objects)
+
+    def read_listed(self) -> None:
+        """Read once more what outputs list that are there as they were.
+
+        Raises:
+            Failure: It is gone, or has changed.
+        """
+        for out, manifest in self.listed.items():
+            if (out / MANIFEST_FILE).exists() and read_manifest(out) == manifest:
+                self.read(out, manifest)
 
     def choose_texts(self) -> str:
         """Choose where workers take the texts of a job from."""

@@ -6,12 +6,13 @@ a run may be damaged or lost without a word. Nothing that was put is forgotten b
 
 import errno
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
 from embedfarm.collector import stored_vectors
+from embedfarm.collector.sinks import stored_listing
 from embedfarm.collector.stored_vectors import VectorsLost
 from embedfarm.runs import stored_place
 from embedfarm.workers import result_storage
@@ -44,6 +45,7 @@ class Storage:
         random: Decides what goes wrong; other runs stay what they were.
         lossy: Tells whether the server has lost anything: what it brings back may be gone here.
         fail: Called with an error that should not have happened.
+        lists: Whether outputs list what is stored, and leave it there.
         objects: The objects of each place, by name.
         made: When each place was made last.
         removed: When each place was removed last.
@@ -53,6 +55,7 @@ class Storage:
     random: Random
     lossy: Callable[[], object]
     fail: Callable[[Broken], None]
+    lists: bool = False
     objects: dict[str, dict[str, bytes]] = field(default_factory=dict)
     made: dict[str, float] = field(default_factory=dict)
     removed: dict[str, float] = field(default_factory=dict)
@@ -76,17 +79,21 @@ class Storage:
             raise OSError(self.random.choice([errno.EIO, errno.ENOSPC]), "the storage refuses")
 
     def damage(self, data: bytes) -> bytes | None:
-        """Return what is kept of an object: all of it, but for one object of some runs."""
+        """Return what is kept of an object: all of it, but for one object of some runs.
+
+        Of what an output lists a command sees the size alone: `verify` would see a flipped bit.
+        """
         if len(self.put_at) != self._damaged:
             return data
         self._damaged = -1  # the same one, put again, would leave the count as it is
         DAMAGED.reach()
         place = self.random.randrange(max(1, len(data)))
         flipped = data[:place] + bytes(each ^ 64 for each in data[place : place + 1])
-        return self.random.choice([None, data[:place], flipped + data[place + 1 :]])
+        kept = self.random.choice([None, data[:place], flipped + data[place + 1 :]])
+        return data[:place] if self.lists and kept is not None else kept
 
-    def left(self, job: str, since: float) -> list[str]:
-        """Return what is left of a job's places that were made since a moment.
+    def left(self, job: str, since: float, listed: Collection[str]) -> list[str]:
+        """Return what is left of a job's places that were made since a moment, and is not listed.
 
         An object that was put behind the end of its job may stay, if its worker was killed then.
         """
@@ -95,7 +102,7 @@ class Storage:
             for place, made in self.made.items()
             if made >= since and place.startswith(f"{ROOT}/{job}-")
             for name in self.objects.get(place, {})
-            if self.put_at[name] <= self.removed.get(place, self.world.now)
+            if name not in listed and self.put_at[name] <= self.removed.get(place, self.world.now)
         ]
 
 
@@ -137,14 +144,26 @@ class SimulatedFiles:
     def read(self, name: str, offset: int, count: int) -> bytes:
         """Return bytes of an object that nobody may have deleted while it was needed."""
         storage = self.storage
-        storage.world.park(storage.random.uniform(0.0, PUT_SECONDS_MAX))
-        storage.refuse()
+        self._wait()
         if name in storage.deleted and not storage.lossy():
             storage.fail(Broken(f"{name} was deleted, and its receipt waits"))
         if name not in self._objects:
             raise FileNotFoundError(errno.ENOENT, "no such object", name)
         storage.read.add(name)
         return self._objects[name][offset : offset + count]
+
+    def size(self, name: str) -> int:
+        """Return the size of an object in bytes."""
+        self._wait()
+        if name not in self._objects:
+            raise FileNotFoundError(errno.ENOENT, "no such object", name)
+        return len(self._objects[name])
+
+    def _wait(self) -> None:
+        """Take a while to answer, or refuse; those who read the output answer at once."""
+        if self.storage.world.task is not None:
+            self.storage.world.park(self.storage.random.uniform(0.0, PUT_SECONDS_MAX))
+            self.storage.refuse()
 
     def names(self) -> list[str]:
         """Return the names of the objects, at times without some."""
@@ -164,23 +183,24 @@ class SimulatedFiles:
                 self.storage.deleted.add(name)
                 SWEPT.reach(name not in self.storage.read)
 
-    def remove(self) -> None:
-        """Delete all objects; the listing is whole by then."""
+    def remove(self, kept: Collection[str] = ()) -> None:
+        """Delete all objects but those that are kept; the listing is whole by then."""
         self.storage.refuse()
         self.storage.removed[self.place] = self.storage.world.now
-        self.delete(list(self._objects))
+        self.delete([name for name in self._objects if name not in kept])
 
 
 def put_on(storage: Storage | None) -> None:
     """Let workers and commands of this process use a storage, each result read by itself."""
-    setattr(stored_vectors, "READ_BYTES", 1)  # noqa: B010 # in this process alone
+    for module in (stored_vectors, stored_listing):
+        setattr(module, "READ_BYTES", 1)  # noqa: B010 # in this process alone
 
     def open_place(place: str) -> SimulatedFiles:
         if storage is None:
             raise NotImplementedError(place)
         return storage.open(place)
 
-    for module in (result_storage, stored_place):
+    for module in (result_storage, stored_place, stored_listing):
         setattr(module, "open_place", open_place)  # noqa: B010 # in this process alone
 
 

@@ -30,7 +30,7 @@ from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request
 from tests.simulation.corpora import Corpus
 from tests.simulation.farm import URL, Role, run_embed
-from tests.simulation.judge import DIMENSIONS, Failure, judge, read_output
+from tests.simulation.judge import DIMENSIONS, Failure, judge, listed_names
 from tests.simulation.monitor import END
 from tests.simulation.pages import Pages
 from tests.simulation.scene import FinishedOutput, Scene
@@ -186,12 +186,13 @@ class User:
             model = some.choice(list(scene.shelf.titles))
         if before:
             model = before[0].model
+        stored, sink = scene.choose_place(), some.choice(["npy", "jsonl"])
         request = Request(
             tuple(map(str, files)),
             CorpusOptions(),
             skip_bad_rows=False,
-            spec=JobSpec(model=model, stored=scene.choose_place(), texts_from=scene.choose_texts()),
-            sink=some.choice(["npy", "jsonl"]),
+            spec=JobSpec(model=model, stored=stored, texts_from=scene.choose_texts()),
+            sink="stored" if stored and scene.storage and scene.storage.lists else sink,
         )
         place = Place(scene.outputs / name, scene.settings, "", 0, self._choose_id(name))
         work = Work(corpus, request, place, terms, scene.world.now, deadly)
@@ -400,7 +401,7 @@ class User:
             scene.finished.append(FinishedOutput(work.place.out, model, texts, work.deadly))
 
     def _judge(self, work: Work, manifest: Manifest, since: float) -> None:
-        stored = read_output(work.place.out, manifest)
+        stored = self.scene.read(work.place.out, manifest)
         versions = work.corpus.since(since)
         weights = ":".join(work.request.spec.model.split(":")[3:])
         judge(stored, versions, work.deadly, self.scene.settings.deliveries_max, weights)
@@ -416,7 +417,9 @@ class User:
     def _left_in_storage(self, work: Work) -> list[str]:
         """Return the stored vectors that are left of a job that is done."""
         storage = self.scene.storage
-        return [] if storage is None else storage.left(work.place.job_id, work.begun_at)
+        if storage is None:
+            return []
+        return storage.left(work.place.job_id, work.begun_at, listed_names(work.place.out))
 
     def _check_server(self, work: Work) -> None:
         """Check that nothing but the record of an ended job is left on the server.

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from embedfarm.contract.farm_client import FarmClient
 from tests.farm.harness import null_vectors, role
+from tests.farm.listed_output import listed_files
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 
@@ -47,6 +48,36 @@ def test_a_job_stores_its_vectors(server: LiveServer, web: TestClient, tmp_path:
     vectors = np.array([row["embedding"] for row in rows], np.float32)
     assert np.array_equal(vectors, null_vectors(TEXTS, 16))
     assert list(place.iterdir()) == []
+
+
+def test_a_deleted_job_leaves_no_vectors(
+    server: LiveServer, web: TestClient, tmp_path: Path
+) -> None:
+    """Results are read from where they are stored, and go with the job that lists them."""
+    place = tmp_path / "vectors"
+    kept = {"stored_roots": json.dumps([str(place)]), "jobs_directory": str(tmp_path / "jobs")}
+    asked = {"texts": TEXTS, "stored": str(place), "format": "stored"}
+    job = web.post("/v1/jobs", json=asked).json()["job"]
+    with (
+        role(server, tmp_path, "ingest", **kept),
+        role(server, tmp_path, "work", "--devices", "cpu", "--workers", "1", **kept),
+    ):
+        wait_until(lambda: web.get(f"/v1/jobs/{job}").json()["state"] in {"finished", "failed"}, 90)
+    out = tmp_path / "jobs" / job / "output"
+    assert listed_files(out) == {str(path) for path in place.glob("*/*")}
+    rows = map(json.loads, web.get(f"/v1/jobs/{job}/results").text.splitlines())
+    vectors = np.array([row["embedding"] for row in rows], np.float32)
+    assert np.array_equal(vectors, null_vectors(TEXTS, 16))
+    assert web.delete(f"/v1/jobs/{job}").status_code == 204
+    assert list(place.iterdir()) == []
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["uploads"]
+
+
+def test_a_list_of_nothing_is_refused(web: TestClient) -> None:
+    """A job that would list what is stored nowhere is refused, and the form does not offer it."""
+    made = web.post("/v1/jobs", json={"texts": ["a"], "format": "stored"})
+    assert (made.status_code, "--stored" in made.text) == (422, True)
+    assert 'value="stored"' in web.get("/jobs/new").text
 
 
 @pytest.mark.parametrize("place", ["/elsewhere", "s3://bucket", "{}/../jobs"])
