@@ -4,8 +4,9 @@
 
 200-byte texts from JSON Lines, vectors of 384 floats in one .npy or in Parquet, all
 processes on this machine. Both go through the server, or past it: vectors in files with `--by
-stored`, and with `--by reference` texts as well, which workers read where they lie. The report says
-what each process used, and so what bounds the farm.
+stored`, and with `--by reference` texts as well, which workers read where they lie; with `--format
+stored` the output then lists these files, instead of having the vectors. The report says what each
+process used, and so what bounds the farm.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from benchmarks.processes import Usage, run_watched
 TEXT_BYTES: Final = 200
 DIMENSIONS: Final = 384
 FORMATS: Final = ("npy", "parquet")
+LISTED: Final = "stored"  # the format of lists, which has nothing to list inline
 WAYS: Final = ("inline", "stored", "reference")
 MEBIBYTE: Final = 1 << 20
 
@@ -89,10 +91,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chunks", type=int, default=600_000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--format", choices=FORMATS, help="one of them; default: all, in turn")
+    parser.add_argument("--format", choices=(*FORMATS, LISTED), help="default: npy, then parquet")
     parser.add_argument("--by", choices=WAYS, default="inline")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.format == LISTED and arguments.by == "inline":
+        parser.error("--format stored needs --by stored or --by reference")
     for sink in [arguments.format] if arguments.format else FORMATS:
         with tempfile.TemporaryDirectory(prefix="embedfarm-bench-") as directory:
             report = run(Path(directory), arguments.chunks, arguments.workers, sink, arguments.by)

@@ -60,7 +60,7 @@ from embedfarm.runs.reuse import find_reusable, learn, link_parts, list_changes
 from embedfarm.runs.run_failures import FOR_GOOD, Interrupted, cause_of, check_refusals
 from embedfarm.runs.sending import Sending
 from embedfarm.runs.size_limits import check_output, corpus_limits
-from embedfarm.runs.stored_place import RunStorage, check_stored, end_storing
+from embedfarm.runs.stored_place import RunStorage, end_storing
 
 STOP_SECONDS_MAX: Final = 10.0
 VIEW_SECONDS: Final = 0.5
@@ -107,8 +107,7 @@ class Run:
     def __post_init__(self) -> None:
         self._fingerprint = Fingerprint(self.place.out)
         settings, out = self.place.settings, self.place.out
-        check_stored(self.request.sink, self.request.spec.stored)
-        self._storage = RunStorage(out, self.request.spec.stored)
+        self._storage = RunStorage(out, self.request.spec.stored, self.request.sink)
         self._sample = TextSample(out / STATE_DIRECTORY / "sample.json", settings.sample_texts)
         self._sending = Sending(
             self.request, out, self.stop, corpus_limits(settings), settings.full_disk_seconds,

@@ -40,12 +40,17 @@ class RunStorage:
     Attributes:
         out: The output directory, which remembers the directories of all runs.
         place: Directory or URL below which it is; "" where vectors go through the server.
+        sink: Format of the output.
         directory: The place of the directory, once it is known.
     """
 
     out: Path
     place: str
+    sink: str
     directory: str = ""
+
+    def __post_init__(self) -> None:
+        check_stored(self.sink, self.place)
 
     def rooted(self, settings: Settings) -> Settings:
         """Return settings for a private farm, which may store vectors where its command says."""

@@ -24,6 +24,7 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert (out / ERRORS_FILE).exists()
     for sink in ("npy", "jsonl"):
         export(out, tmp_path / f"vectors-{sink}", sink)
+    write(tmp_path / "vectors-stored", "stored", range(COUNT), FAILED, "<f4", ids=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     return out

@@ -47,7 +47,6 @@ from embedfarm.readers.corpus import FORMATS, SUFFIXES
 from embedfarm.readers.fields import parse_template
 from embedfarm.readers.recoded import UTF_8, is_encoding
 from embedfarm.readers.source import COMPRESSIONS, split_compression
-from embedfarm.runs.stored_place import check_stored
 from embedfarm.web.http.bodies import media_type, read_json
 from embedfarm.web.http.schemas import TEXTS, TEXTS_WITH_IDS, WHOLE, Many, shapes
 from embedfarm.web.jobs.uploads import Upload, receive_file, receive_form, receiving
@@ -222,7 +221,6 @@ class Options(EmbeddingOptions):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         """Refuse options that contradict one another."""
-        check_stored(self.format, self.stored)
         if self.by_reference and not self.reuse:
             raise ValueError("by_reference takes parts of a job that reuse names")
         if self.text and self.text_field != "text":

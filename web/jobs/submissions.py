@@ -36,6 +36,7 @@ from embedfarm.ingest.job_directories import (
 from embedfarm.ingest.outbound import UrlRefused
 from embedfarm.ingest.tasks import option_words
 from embedfarm.ingest.webhooks import check_webhook
+from embedfarm.runs.stored_place import check_stored
 from embedfarm.watch.overview import JobFacts, read_job
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.problems import problems
@@ -162,9 +163,11 @@ def _check_webhook(url: str, settings: Settings) -> None:
         raise HTTPException(422, f"webhook: {error}") from error
 
 
-def _check_stored(place: str, settings: Settings) -> None:
+def _check_stored(options: Options, settings: Settings) -> None:
     try:
-        check_place(place, settings.stored_roots)
+        check_stored(options.format, options.stored)
+        if options.stored:
+            check_place(options.stored, settings.stored_roots)
     except StorageRefused as error:
         raise HTTPException(422, str(error)) from error
 
@@ -219,8 +222,7 @@ def _check(services: Services, order: Order) -> tuple[str, str]:
     if order.options.to and order.options.to not in services.stores:
         shown = hide_in_word(order.options.to)
         raise HTTPException(422, f"to: there is no store {shown!r} for this key")
-    if order.options.stored:
-        _check_stored(order.options.stored, services.settings)
+    _check_stored(order.options, services.settings)
     if order.options.webhook:
         _check_webhook(order.options.webhook, services.settings)
     if order.upload is not None:
