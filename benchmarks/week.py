@@ -345,11 +345,14 @@ def _wait(condition: Callable[[], object], words: str) -> None:
 def count_keys(client: redis.Redis) -> Counter[str]:
     """Count keys by kind: parts that differ from one name to the next are left out.
 
-    The stream of samples does not count either: it is one key and begins after some seconds.
+    The stream of samples does not count either: it is one key and begins after some seconds. Nor do
+    wake-ups, which expire within seconds of the last plan.
     """
     kinds = Counter[str]()
     for key in set(client.scan_iter(count=1000)) - {wire.SAMPLES.encode()}:
         name = key.decode()
+        if name.startswith(wire.wake_key("")):
+            continue
         tag, _, rest = name.removeprefix("ef:{").partition("}:")
         kinds[f"{'farm' if tag == 'farm' else 'job'}:{rest.split(':')[0]}" if rest else
               ":".join(name.split(":")[:2])] += 1  # fmt: skip
