@@ -235,7 +235,7 @@ class Result(Record):
         start: Index of the first chunk in the job.
         count: Chunks in the block; rows in `vectors`, with those of known chunks, that it lacks.
         dimensions: Components per vector, or bytes of a vector of sign bits.
-        dtype: numpy name of the components, little-endian: "<f4", "<f2", "|i1" or "|u1".
+        dtype: numpy name of the components, little-endian: `<f4`, `<f2`, `|i1` or `|u1`.
         vectors: `dimensions` components for each chunk that was to be embedded, row-major; the row
             of a failed chunk is zero.
         checksums: `text_checksums` of the texts that were embedded, 4 bytes each.
