@@ -173,8 +173,8 @@ def ask(place: str, question: Callable[[StoredFiles], T]) -> T:
             raise PartError(f"vectors that are stored in {place} are gone: {error}") from error
         except Exception as error:  # of a library, of any type
             if not (tries_left and files.may_pass(error)):
-                raise (
-                    error if isinstance(error, OSError) else OSError(f"{place}: {error}")
-                ) from error
+                if isinstance(error, OSError):
+                    raise
+                raise OSError(f"{place}: {error}") from error
             log.warning("%s gives no answer, trying again: %s", place, error)
         threading.Event().wait(PAUSE_SECONDS)
