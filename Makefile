@@ -52,8 +52,10 @@ check: .venv/installed-dev ## Format, lint and types.
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-docs: .venv/installed-dev ## The documentation site, in build/site, and what its tutorial and notebook show, run.
+site: .venv/installed-dev ## The documentation site, in build/site.
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs . build/site
+
+docs: site ## That site, and what its tutorial and notebook show, run.
 	$(BIN)/python -m pytest -n 2 -m document $$(grep -rl mark.document tests --include=*.py) $(ARGS)
 
 audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the network can tell.
@@ -161,4 +163,4 @@ bench-gpu: .venv/installed-dev ## The farm on this machine's GPU, and models tha
 clean: ## Remove what was built.
 	rm -rf .venv build docs/examples/node_modules tests/browser/node_modules
 
-.PHONY: help install demo check docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients slurm ray policies endpoint bench-peers bench-scheduling simulate week clean
+.PHONY: help install demo check site docs audit test coverage accept model-check soak mutants chaos bench bench-gpu clients slurm ray policies endpoint bench-peers bench-scheduling simulate week clean
