@@ -20,12 +20,11 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.similarity import cosine
 from embedfarm.workers.cores import available_cores
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
-from tests.farm.harness import Embedding, read_parquet, run, write_corpus
+from tests.farm.harness import SECONDS_MAX, Embedding, read_parquet, run, write_corpus
 from tests.support import wait_until
 from tests.workers.tiny_models import SENTENCES, build
 
 RECOVERY_SECONDS_MAX = 20.0
-WAIT_SECONDS = 60.0
 # What is in hand is done again after a kill, and several ranks on cores that are busy are slow.
 LITTLE_IN_HAND = {"EMBEDFARM_MICRO_BATCH_SECONDS_MAX": "0.5"}
 HANG_SECONDS = 3
@@ -81,9 +80,9 @@ class Target:
         pid = self.pids()[rank]
         os.kill(pid, number)
         began = time.monotonic()
-        wait_until(lambda: self.over or pid not in self.pids(), WAIT_SECONDS)
+        wait_until(lambda: self.over or pid not in self.pids(), SECONDS_MAX)
         done = self.embedding.chunks_done()
-        wait_until(partial(self.goes_on, done), WAIT_SECONDS)
+        wait_until(partial(self.goes_on, done), SECONDS_MAX)
         return time.monotonic() - began
 
     def check(self) -> None:
@@ -111,7 +110,7 @@ def shot_at(
     """Start a job on a group, and wait until it is at work."""
     target = Target(folder, count, devices, **settings)
     try:
-        wait_until(partial(target.goes_on, 0), WAIT_SECONDS)
+        wait_until(partial(target.goes_on, 0), SECONDS_MAX)
         yield target
     finally:
         target.embedding.kill()
@@ -151,7 +150,7 @@ def test_twenty_kills_lose_nothing(tmp_path: Path, devices: str) -> None:
     with shot_at(tmp_path, 60_000, devices) as target:
         for _ in range(20):
             more = target.embedding.chunks_done() + choose.randint(0, 2000)
-            wait_until(partial(target.goes_on, more), WAIT_SECONDS)
+            wait_until(partial(target.goes_on, more), SECONDS_MAX)
             gaps.append(target.shoot(choose.randrange(ranks)))
         target.check()
     median, most = statistics.median(gaps), max(gaps)
