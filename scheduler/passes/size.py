@@ -1,6 +1,7 @@
 """The pass that decides how much a worker leases at a time."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
@@ -73,7 +74,8 @@ def give(
     some a worker may repeat what is late, and some get more blocks. No worker that has models loads
     another one for them, unless only that rescues what is leased.
     """
-    leased, had = _leased(draft), _had(draft.state)
+    leased = _leased(draft)
+    without = _without_workers(draft.state, leased)
     shares, words = {}, []
     for place, worker in enumerate(draft.state.asking):
         turn = place * RESCUES_MAX
@@ -82,7 +84,7 @@ def give(
         made = []
         for job in (
             *draft.queue(worker.name),
-            *(job for job in rescues if _looks(draft.state, worker, job, had)),
+            *(job for job in rescues if _looks(draft.state, worker, job, without)),
         ):
             size = tokens(worker, job)
             blocks = blocks_for(size, job.status, settings)
@@ -119,14 +121,21 @@ def _leased(draft: Draft) -> list[JobState]:
     return held + [job for job in jobs if not job.held_blocks and job.status.state == "open"]
 
 
-def _had(state: FarmState) -> AbstractSet[str]:
-    """Return the models that workers have which take work."""
-    return frozenset().union(*(worker.resident for worker in state.takers))
+def _without_workers(state: FarmState, jobs: Iterable[JobState]) -> AbstractSet[str]:
+    """Return the jobs whose model no worker has, or only some that do not take the job."""
+    had = Counter(model for worker in state.takers for model in worker.resident)
+    refused = Counter(
+        (job, model)
+        for worker in state.takers
+        for job in worker.refused
+        for model in worker.resident
+    )
+    return {job.job for job in jobs if had[job.weights] == refused[job.job, job.weights]}
 
 
-def _looks(state: FarmState, worker: WorkerState, job: JobState, had: AbstractSet[str]) -> bool:
+def _looks(state: FarmState, worker: WorkerState, job: JobState, without: AbstractSet[str]) -> bool:
     """Tell whether a worker looks at a job that has nothing to lease now."""
     if not state.exclusions(worker).allow(job):
         return False
     ready = not worker.resident or job.weights in worker.resident
-    return ready or (bool(job.held_blocks) and job.weights not in had)
+    return ready or (bool(job.held_blocks) and job.job in without)

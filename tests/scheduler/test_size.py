@@ -86,6 +86,17 @@ def test_what_the_dead_hold_is_rescued(model: str) -> None:
     assert found == ({"has"} if model == "model" else {"has", "other"})
 
 
+def test_what_the_only_worker_with_its_model_refuses_is_rescued() -> None:
+    """A block that was handed back by the only worker that has its model is looked at by others."""
+    held = job(leases=[("has", 1)])
+    state = having(farm([held], dict.fromkeys(("has", "other"), 1000)), has="model", other="second")
+    assert looking(state) == {"has"}
+    has, other = state.workers
+    assert looking(
+        replace(state, workers=(replace(has, refused=frozenset({held.job})), other))
+    ) == {"other"}
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 9000), st.integers(0, 99)), min_size=1, max_size=6),
     st.integers(1, 200),
