@@ -27,13 +27,13 @@ from embedfarm.contract.model_states import ModelState, ready
 from embedfarm.contract.plans import Plans
 from embedfarm.contract.process_log import ProcessLogs
 from embedfarm.contract.records import Heartbeat
+from embedfarm.contract.roll_call import RollCall
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import Cause, EndState, JobStatus
 from embedfarm.contract.unreadable_records import (
     names_of,
 )
 
-WORKER_SECONDS: Final = 3600
 PLACE_SECONDS: Final = 60  # a place without a job: its creator is at work on it, or died
 RETRY_SECONDS_MAX: Final = 3600
 
@@ -287,19 +287,4 @@ class FarmClient(FarmKeys):
         Workers count as lost for an hour. One that stops cleanly is taken off the list, and does
         not count as lost.
         """
-        pipe = self.client.pipeline(transaction=False)
-        pipe.time()
-        pipe.zrange(wire.WORKERS, 0, -1, withscores=True)
-        (now, _), listed = pipe.execute()
-        pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
-        names = sorted((name.decode(errors="replace"), at) for name, at in listed)
-        for name, _ in names:
-            pipe.hget(wire.worker_key(name), "heartbeat")
-        beats = pipe.execute()[1:]
-        alive = [
-            beat
-            for (name, _), data in zip(names, beats, strict=True)
-            if data is not None and (beat := self._read(Heartbeat, wire.worker_key(name), data))
-        ]
-        rows = zip(names, beats, strict=True)
-        return alive, {name: max(0.0, now - at) for (name, at), data in rows if data is None}
+        return RollCall(self.client, self.on_unreadable).call()

@@ -64,7 +64,7 @@ class Scheduler:
     _dropped: dict[str, str] = field(default_factory=dict)
     _late: AbstractSet[str] = frozenset()
     _shares: Mapping[str, Sequence[JobShare]] = field(default_factory=dict)
-    _publish_all_at: float = 0.0
+    _due: Mapping[str, float] = field(default_factory=dict)  # when plans are published again
 
     def __post_init__(self) -> None:
         self.farm = FarmClient(connect(self.url))
@@ -115,7 +115,7 @@ class Scheduler:
         self._statistics = Statistics()
         self._samplers = new_samplers()
         self._chosen = None
-        self._publish_all_at = 0.0
+        self._due = {}
         seconds, microseconds = self.farm.client.time()
         self._seen = f"{seconds * 1000 + microseconds // 1000}-0"
 
@@ -184,12 +184,18 @@ class Scheduler:
                 self.passes = [each for each in self.passes if each.name != error.name]
 
     def _to_publish(self, draft: Draft, now: float) -> Mapping[str, Sequence[JobShare]]:
-        """Return the shares that changed, or all before plans lapse: mostly few change."""
-        if now >= self._publish_all_at:
-            self._publish_all_at = now + self.settings.plan_ttl_seconds / 4
-            return draft.shares
-        before = self._shares
-        return {name: made for name, made in draft.shares.items() if made != before.get(name)}
+        """Return the shares that changed, and those whose plan would lapse: few at a time."""
+        before, due = self._shares, self._due
+        found = {
+            name: made
+            for name, made in draft.shares.items()
+            if made != before.get(name) or now >= due.get(name, now)
+        }
+        # Those that were published together are not all due together.
+        least, count = self.settings.plan_ttl_seconds / 8, len(found)
+        again = {name: now + least * (1 + place / count) for place, name in enumerate(found)}
+        self._due = {name: again.get(name) or due[name] for name in draft.shares}
+        return found
 
     def _idle_with_news(self, draft: Draft) -> list[str]:
         """Return the workers that hold nothing, and wait while their plan has changed."""

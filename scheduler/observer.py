@@ -18,6 +18,7 @@ from embedfarm.contract.farm_client import FarmClient, length_class
 from embedfarm.contract.job_spec import model_key, weights_of
 from embedfarm.contract.model_states import ready
 from embedfarm.contract.records import Completion, Heartbeat, Rate
+from embedfarm.contract.roll_call import RollCall
 from embedfarm.contract.sizing import FarmRoom, results_free
 from embedfarm.contract.status import JobGone, is_gone
 from embedfarm.contract.window import FarmWindow
@@ -43,6 +44,7 @@ class Observer:
         load_seconds: Time that they took to load where they were loaded last, in the same way.
         beats: Heartbeats of the live workers at the last look, by name.
         lost: Names of the workers that were lost at the last look.
+        roll: Reads the heartbeats.
     """
 
     farm: FarmClient
@@ -54,11 +56,17 @@ class Observer:
     load_seconds: dict[str, float] = field(default_factory=dict)
     beats: Mapping[str, Heartbeat] = field(default_factory=dict)
     lost: AbstractSet[str] = frozenset()
+    roll: RollCall = field(init=False)
     _models: dict[str, str] = field(default_factory=dict)
     _means: dict[str, float] = field(default_factory=dict)
+    _said: dict[str, WorkerState] = field(default_factory=dict)  # by the heartbeats alone
     _began: dict[str, float] = field(default_factory=dict)
     _loaded: dict[str, float] = field(default_factory=dict)  # when a worker last loaded a model
     _moved: dict[str, float] = field(default_factory=dict)  # when jobs last had blocks
+
+    def __post_init__(self) -> None:
+        seconds = self.window.settings.heartbeat_ttl_seconds
+        self.roll = RollCall(self.farm.client, self.farm.on_unreadable, seconds)
 
     def learn(self, completions: Sequence[Completion]) -> None:
         """Take in what workers have done; each has gone on to its next micro-batch, if any."""
@@ -202,40 +210,51 @@ class Observer:
     def _workers(self) -> tuple[WorkerState, ...]:
         """Return live workers; what heartbeats say of current work is brought up to date."""
         now = time.monotonic()
-        alive, lost_seconds = self.farm.call_roll()
-        beats = {beat.worker: beat for beat in alive}
-        for name, beat in beats.items():
-            if beat != self.beats.get(name):
-                self._began[name] = max(self._began.get(name, 0.0), now - beat.held_seconds)
-            if _loads(beat, self.beats.get(name, beat)):
-                self._loaded[name] = now
-            for each in ready(beat.models):
-                weights = weights_of(each.model)
-                if each.bytes:
-                    self.model_bytes[weights] = each.bytes
-                if each.load_seconds:
-                    self.load_seconds[weights] = each.load_seconds
-        self.beats, self.lost = beats, lost_seconds.keys()
-        self._began = {name: self._began[name] for name in beats}
-        self._loaded = {name: at for name, at in self._loaded.items() if name in beats}
+        alive, lost_seconds = self.roll.call()
+        for beat in alive:
+            if beat is not self.beats.get(beat.worker):
+                self._note(beat, now)
+        self.beats, self.lost = {beat.worker: beat for beat in alive}, lost_seconds.keys()
+        self._said = {name: self._said[name] for name in self.beats}
+        self._began = {name: self._began[name] for name in self.beats}
+        self._loaded = {name: at for name, at in self._loaded.items() if name in self.beats}
+        self._loaded |= {name: now for name, said in self._said.items() if not said.loaded_seconds}
         return tuple(
             WorkerState(
                 name,
-                now - self._began[name] if beat.held_tokens else 0.0,
-                draining=beat.state == "draining",
-                resident=_resident(beat),
-                memory_bytes=int(beat.device_facts.get("memory_total_bytes", 0)),
-                refused=frozenset(beat.refused),
-                loaded_seconds=now - self._loaded.get(name, -math.inf),
+                now - self._began[name] if self.beats[name].held_tokens else 0.0,
+                said.draining,
+                said.resident,
+                said.memory_bytes,
+                said.refused,
+                now - self._loaded.get(name, -math.inf),
             )
-            for name, beat in beats.items()
+            for name, said in self._said.items()
         )
 
-
-def _loads(beat: Heartbeat, before: Heartbeat) -> bool:
-    """Tell whether a worker loads a model, or has loaded one since its heartbeat before."""
-    loading = any(each.state == "loading" for each in beat.models)
-    return loading or bool(_resident(beat) - _resident(before))
+    def _note(self, beat: Heartbeat, now: float) -> None:
+        """Take in a heartbeat that was not seen before."""
+        name, before = beat.worker, self.beats.get(beat.worker)
+        if beat != before:
+            self._began[name] = max(self._began.get(name, 0.0), now - beat.held_seconds)
+        resident = _resident(beat)
+        loading = any(each.state == "loading" for each in beat.models)
+        if before is not None and resident - _resident(before):
+            self._loaded[name] = now
+        for each in ready(beat.models):
+            weights = weights_of(each.model)
+            if each.bytes:
+                self.model_bytes[weights] = each.bytes
+            if each.load_seconds:
+                self.load_seconds[weights] = each.load_seconds
+        self._said[name] = WorkerState(
+            name,
+            draining=beat.state == "draining",
+            resident=resident,
+            memory_bytes=int(beat.device_facts.get("memory_total_bytes", 0)),
+            refused=frozenset(beat.refused),
+            loaded_seconds=0.0 if loading else math.inf,
+        )
 
 
 def _resident(beat: Heartbeat) -> frozenset[str]:

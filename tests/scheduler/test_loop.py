@@ -14,7 +14,7 @@ from embedfarm.contract.job_spec import model_key
 from embedfarm.contract.plans import Plans
 from embedfarm.contract.records import Plan
 from embedfarm.scheduler.loop import Scheduler
-from embedfarm.scheduler.state import Draft
+from embedfarm.scheduler.state import Draft, FarmState
 from tests.scheduler.live import (
     CHUNKS,
     SETTINGS,
@@ -85,6 +85,22 @@ def test_plans_that_say_the_same_are_written_now_and_then(
     assert set(decisions) == {0, 1}
     beat(farm, "other")
     wait_until(lambda: farm.plans.plan("other"))
+
+
+def test_plans_that_say_the_same_are_not_written_all_at_once(server: LiveServer) -> None:
+    """Each plan is written again in time, and no decision but the first writes most of them."""
+    scheduler = Scheduler(server.url, SETTINGS, threading.Event())
+    plans = {f"worker-{place}": () for place in range(100)}
+    draft = Draft(FarmState((), (), {}, 0.0), (), shares=plans)
+    written = dict.fromkeys(plans, 0.0)
+    for at in range(1000):
+        now = at / 20
+        found = scheduler._to_publish(draft, now)
+        scheduler._shares = draft.shares
+        assert len(found) == 100 if at == 0 else len(found) < 20
+        written |= dict.fromkeys(found, now)
+        assert now - min(written.values()) < SETTINGS.plan_ttl_seconds / 4
+    scheduler.farm.client.close()
 
 
 def test_jobs_come_and_go(farm: FarmClient, start: Start) -> None:

@@ -1,0 +1,65 @@
+"""The roll of a farm: the workers that are alive, and those that were lost."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import redis
+
+from embedfarm.contract import wire
+from embedfarm.contract.records import Heartbeat
+from embedfarm.contract.unreadable_records import Report, name_once, read_or_skip
+
+WORKER_SECONDS: Final = 3600
+
+
+@dataclass
+class RollCall:
+    """Calls of a farm's roll, each of which reads only heartbeats that may be new.
+
+    Attributes:
+        on_unreadable: Called for each heartbeat that cannot be read.
+        fresh_seconds: Time for which a heartbeat that was read is believed, unless the worker has
+            sent another one: at most that in which it would lapse; 0 to read all each time.
+    """
+
+    client: redis.Redis
+    on_unreadable: Report = name_once
+    fresh_seconds: float = 0.0
+    _read: dict[str, tuple[float, Heartbeat]] = field(default_factory=dict)  # and when it came
+
+    def call(self) -> tuple[list[Heartbeat], dict[str, float]]:
+        """Return live workers' heartbeats, and by name the seconds since each lost one was seen.
+
+        A heartbeat that was there at the last call is the same object. Workers count as lost for an
+        hour. One that stops cleanly is taken off the list, and does not count as lost.
+        """
+        pipe = self.client.pipeline(transaction=False)
+        pipe.time()
+        pipe.zrange(wire.WORKERS, 0, -1, withscores=True)
+        (seconds, microseconds), listed = pipe.execute()
+        now = seconds + microseconds / 1e6
+        came = dict(sorted((name.decode(errors="replace"), at) for name, at in listed))
+        # A worker of an earlier release notes whole seconds, in which it may have sent another one.
+        same = {name for name, at in came.items() if at == self._came(name) and at % 1}
+        fresh = {name for name in same if 0 <= now - came[name] < self.fresh_seconds}
+        asked = [name for name in came if name not in fresh]
+        pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
+        for name in asked:
+            pipe.hget(wire.worker_key(name), "heartbeat")
+        found = dict(zip(asked, pipe.execute()[1:], strict=True))
+        read = {}
+        for name, at in came.items():
+            data = found.get(name, b"")
+            if data is not None and name in same:
+                read[name] = self._read[name]
+            elif data and (beat := self._decode(name, data)):
+                read[name] = at, beat
+        self._read = read
+        lost = {name: max(0.0, now - came[name]) for name, data in found.items() if data is None}
+        return [beat for _, beat in read.values()], lost
+
+    def _came(self, name: str) -> float | None:
+        return self._read[name][0] if name in self._read else None
+
+    def _decode(self, name: str, data: bytes) -> Heartbeat | None:
+        return read_or_skip(Heartbeat, data, wire.worker_key(name), self.on_unreadable)
