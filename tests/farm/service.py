@@ -7,7 +7,10 @@ import subprocess
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Self
+
+import psutil
 
 from tests.support import LiveServer
 
@@ -83,7 +86,11 @@ class Service:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
+            children = psutil.Process(self.pid).children(recursive=True)
             self._process.kill()
             self._process.wait()
+            for child in children:  # those of the last release do not notice it
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
         self._socket.close()
