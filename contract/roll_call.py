@@ -40,7 +40,7 @@ class RollCall:
         now = seconds + microseconds / 1e6
         came = dict(sorted((name.decode(errors="replace"), at) for name, at in listed))
         # A worker of an earlier release notes whole seconds, in which it may have sent another one.
-        same = {name for name, at in came.items() if at == self._came(name) and at % 1}
+        same = {name for name, (at, _) in self._read.items() if at == came.get(name) and at % 1}
         fresh = {name for name in same if 0 <= now - came[name] < self.fresh_seconds}
         asked = [name for name in came if name not in fresh]
         pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
@@ -57,9 +57,6 @@ class RollCall:
         self._read = read
         lost = {name: max(0.0, now - came[name]) for name, data in found.items() if data is None}
         return [beat for _, beat in read.values()], lost
-
-    def _came(self, name: str) -> float | None:
-        return self._read[name][0] if name in self._read else None
 
     def _decode(self, name: str, data: bytes) -> Heartbeat | None:
         return read_or_skip(Heartbeat, data, wire.worker_key(name), self.on_unreadable)
