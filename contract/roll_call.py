@@ -1,5 +1,6 @@
 """The roll of a farm: the workers that are alive, and those that were lost."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,12 +26,12 @@ class RollCall:
     client: redis.Redis
     on_unreadable: Report = name_once
     fresh_seconds: float = 0.0
-    _read: dict[str, tuple[float, Heartbeat]] = field(default_factory=dict)  # and when it came
+    _read: dict[str, tuple[float, Heartbeat]] = field(default_factory=dict)  # and its time, or NaN
 
     def call(self) -> tuple[list[Heartbeat], dict[str, float]]:
         """Return live workers' heartbeats, and by name the seconds since each lost one was seen.
 
-        A heartbeat that was there at the last call is the same object. Workers count as lost for an
+        A heartbeat that the last call read later than it came is the same object. Workers count as lost for an
         hour. One that stops cleanly is taken off the list, and does not count as lost.
         """
         pipe = self.client.pipeline(transaction=False)
@@ -39,8 +40,7 @@ class RollCall:
         (seconds, microseconds), listed = pipe.execute()
         now = seconds + microseconds / 1e6
         came = dict(sorted((name.decode(errors="replace"), at) for name, at in listed))
-        # A worker of an earlier release notes whole seconds, in which it may have sent another one.
-        same = {name for name, (at, _) in self._read.items() if at == came.get(name) and at % 1}
+        same = {name for name, (at, _) in self._read.items() if at == came.get(name)}
         fresh = {name for name in same if 0 <= now - came[name] < self.fresh_seconds}
         asked = [name for name in came if name not in fresh]
         pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
@@ -53,10 +53,18 @@ class RollCall:
             if data is not None and name in same:
                 read[name] = self._read[name]
             elif data and (beat := self._decode(name, data)):
-                read[name] = at, beat
+                read[name] = at if _is_last(at, now) else math.nan, beat
         self._read = read
         lost = {name: max(0.0, now - came[name]) for name, data in found.items() if data is None}
         return [beat for _, beat in read.values()], lost
 
     def _decode(self, name: str, data: bytes) -> Heartbeat | None:
         return read_or_skip(Heartbeat, data, wire.worker_key(name), self.on_unreadable)
+
+
+def _is_last(at: float, now: float) -> bool:
+    """Tell whether no other heartbeat can have the time `at` any more, in Unix seconds.
+
+    Times are in milliseconds; those of workers of an earlier release are in whole seconds.
+    """
+    return now >= at + (0.001 if at % 1 else 1)

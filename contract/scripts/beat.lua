@@ -6,5 +6,5 @@ if owner and owner > ARGV[2] then return 'superseded' end
 local now = redis.call('TIME')
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'heartbeat', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
-redis.call('ZADD', KEYS[2], now[1] + now[2] / 1000000, ARGV[1])
+redis.call('ZADD', KEYS[2], now[1] + math.floor(now[2] / 1000) / 1000, ARGV[1])
 return 'alive'

@@ -22,11 +22,19 @@ def heartbeat(worker: str, state: str) -> Heartbeat:
 
 @pytest.fixture
 def farm(client: redis.Redis) -> FarmClient:
-    """A farm of two workers."""
+    """A farm of two workers, in the millisecond after their heartbeats."""
     farm = FarmClient(client)
     for name in ("a", "b"):
         assert farm.beat(heartbeat(name, "idle"), LONG_SECONDS)
+    came = server_ms(client)
+    wait_until(lambda: server_ms(client) > came + 1, 10)
     return farm
+
+
+def server_ms(client: redis.Redis) -> int:
+    """Return the server's time in Unix milliseconds."""
+    seconds, microseconds = client.time()
+    return int(seconds * 1000 + microseconds // 1000)
 
 
 def reads(client: redis.Redis) -> int:
@@ -58,14 +66,29 @@ def test_a_new_heartbeat_is_read_at_once(farm: FarmClient) -> None:
         assert beats[0] is first[0]
 
 
-def test_whole_seconds_are_not_believed(farm: FarmClient) -> None:
-    """Workers of a release that notes whole seconds may have sent two heartbeats in one."""
+@pytest.mark.parametrize("early_ms", [0, 250])
+def test_two_heartbeats_may_have_one_time(farm: FarmClient, early_ms: int) -> None:
+    """A heartbeat is read again while its millisecond, or its second, has not gone by.
+
+    Workers of an earlier release note whole seconds.
+    """
     roll = RollCall(farm.client, fresh_seconds=LONG_SECONDS)
-    (second, _) = farm.client.time()
-    for state in ("idle", "busy"):
-        farm.client.zadd(wire.WORKERS, {"b": second})
+    second = farm.client.time()[0] + 1
+    at = second + early_ms / 1000
+    for state in ("idle", "busy", "draining"):
+        farm.client.zadd(wire.WORKERS, {"b": at})
         farm.client.hset(wire.worker_key("b"), "heartbeat", encode(heartbeat("b", state)))
         assert [each.state for each in roll.call()[0]] == ["idle", state]
+
+
+def test_a_second_that_has_gone_by_is_believed(farm: FarmClient) -> None:
+    """A heartbeat of an earlier release is not read for ever either."""
+    roll = RollCall(farm.client, fresh_seconds=LONG_SECONDS)
+    farm.client.zadd(wire.WORKERS, {"b": farm.client.time()[0] - 1})
+    roll.call()
+    before = reads(farm.client)
+    roll.call()
+    assert reads(farm.client) == before
 
 
 def test_an_old_heartbeat_is_no_new_one(farm: FarmClient) -> None:
