@@ -31,8 +31,8 @@ class RollCall:
     def call(self) -> tuple[list[Heartbeat], dict[str, float]]:
         """Return live workers' heartbeats, and by name the seconds since each lost one was seen.
 
-        A heartbeat that the last call read later than it came is the same object. Workers count as lost for an
-        hour. One that stops cleanly is taken off the list, and does not count as lost.
+        A heartbeat that the last call read later than it came is the same object. Workers count as
+        lost for an hour. One that stops cleanly is taken off the list, and does not count as lost.
         """
         pipe = self.client.pipeline(transaction=False)
         pipe.time()

@@ -48,6 +48,7 @@ class Committer:
         agree_again: Agrees once more with a job's other workers on the engine that has embedded
             chunks of it; returns the fingerprint, or nothing where they have another.
         refuse: Leaves a job to others, for a reason.
+        measured: Set once the worker knows how fast it is.
     """
 
     farm: FarmClient
@@ -61,6 +62,7 @@ class Committer:
     agree_again: Callable[[str, str, Engine], bytes] = lambda _job, _generation, _engine: b""
     refuse: Callable[[str, str], None] = lambda _job, _reason: None
     tokens_per_second: float = 0.0
+    measured: threading.Event = field(default_factory=threading.Event)
     total: Account = field(default_factory=Account)
     _accounts: OrderedDict[Making, Account] = field(default_factory=OrderedDict)
     _canaries: OrderedDict[Making, tuple[Canaries, str]] = field(default_factory=OrderedDict)
@@ -340,6 +342,7 @@ class Committer:
         weight = 1 - 0.5 ** (seconds / self.settings.rate_half_life_seconds)
         known = self._rates.pop(model, rate) or rate
         self.tokens_per_second = self._rates[model] = known + weight * (rate - known)
+        self.measured.set()
         if len(self._rates) > RATES_MAX:
             del self._rates[next(iter(self._rates))]
 

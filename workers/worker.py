@@ -52,8 +52,6 @@ from embedfarm.workers.text_cache import TextCache
 from embedfarm.workers.timings import Timings
 from embedfarm.workers.watchdog import HUNG_STATUS, Watchdog, Watched
 
-# Until the worker knows its speed, for which producers wait to make blocks of the right size.
-FIRST_BEATS_SECONDS: Final = 0.1
 QUEUE_SECONDS: Final = 0.5  # a stage that waits for another looks for a stop this often
 FETCH_SECONDS_MAX: Final = 2.0  # a stop waits no longer for the first stage: it may load a model
 
@@ -161,6 +159,7 @@ class Worker:
             stage.join()
         fetching.join(FETCH_SECONDS_MAX)
         self._ended.set()
+        self.committer.measured.set()
         beating.join()
         watching.join()
         self._guard(self._leave)
@@ -280,6 +279,8 @@ class Worker:
         farm = FarmClient(self.client)
         renew_at, beaten = 0.0, False
         while not self._ended.is_set():
+            # The first speed is told at once: producers wait for it, to size blocks.
+            news = self._ended if self.committer.measured.is_set() else self.committer.measured
             try:
                 if lose_ended(farm, self.holdings) or time.monotonic() >= renew_at:
                     renew(farm, self.name, self.holdings)
@@ -294,8 +295,7 @@ class Worker:
                 log.warning("no heartbeat, server away: %s", error)
             if beaten:
                 self.tick(self._state(self._current))
-            known = self.committer.tokens_per_second > 0
-            self._ended.wait(self.settings.heartbeat_seconds if known else FIRST_BEATS_SECONDS)
+            news.wait(self.settings.heartbeat_seconds)
 
     def _give_up(self, hung: Watched) -> None:
         """End this process, in which something hangs: another one can go on.

@@ -16,7 +16,7 @@ import pytest
 import redis
 from numpy.typing import NDArray
 
-from embedfarm.contract import plans
+from embedfarm.contract import plans, wire
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
@@ -153,6 +153,22 @@ def test_heartbeat_tells_what_it_does(server: LiveServer, farm: FarmClient) -> N
         assert beats[0].held_tokens == 0
         assert set(beats[0].where) == {"queue", "forward", "check", "tokenise", "commit"}
         assert done(farm.job("j"))
+
+
+def test_the_first_speed_is_told_at_once(server: LiveServer, farm: FarmClient) -> None:
+    """A worker without work beats as rarely as others, and tells its first speed when it has it."""
+
+    def last_beat() -> float | None:
+        return farm.client.zscore(wire.WORKERS, worker.name)
+
+    with working(worker_on(server, heartbeat_seconds=600.0, heartbeat_ttl_seconds=600.0)) as worker:
+        wait_until(last_beat)
+        first = last_beat()
+        assert first is not None
+        wait_until(lambda: farm.client.time()[0] > first + 1)
+        assert last_beat() == first
+        create_job(farm, blocks_of(4))
+        wait_until(lambda: farm.workers()[0].tokens_per_second > 0)
 
 
 def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: FarmClient) -> None:
