@@ -121,13 +121,13 @@ def embed_batch(job_id: str, model: str) -> Report:
         report: Report = run_command(
             [*words, "--", str(corpus)], limit(settings, [corpus]), see, {0, CANCELLED}
         )
+        if report["failed"] and not report["cancelled"]:
+            few = f"{report['failed']:,} of {report['total']:,} requests"
+            FarmClient(client).job(job_id).note("reason", f"{few} have no answer, but an error")
         complete_batch(settings, job_id, report)
         if report["cancelled"]:
             see()
             raise CommandFailed(f"{job_id} is cancelled")
-        if report["failed"]:
-            few = f"{report['failed']:,} of {report['total']:,} requests"
-            FarmClient(client).job(job_id).note("reason", f"{few} have no answer, but an error")
     note(state="finished", done=report["total"], of=report["total"], failed=report["failed"])
     return report
 

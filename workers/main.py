@@ -56,6 +56,7 @@ def main() -> NoReturn:
         device.ranks,
     )
     worker.run()
+    notifier.stop()  # should it have ended before its next heartbeat
     # The interpreter's end frees for 0.3 s what the system frees at once, and ends a thread that
     # still loads a model inside a library, which may abort the process.
     atexit._run_exitfuncs()  # noqa: SLF001 # as always: they end logs and traces

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -74,7 +73,9 @@ def read_output(out: Path, manifest: Manifest, objects: Objects = MappingProxyTy
 def _sample(out: Path) -> dict[str, NDArray[np.float32]]:
     """Return the vectors of the texts that an output keeps, by text."""
     path = out / "_sample.parquet"
-    rows = pq.read_table(BytesIO(path.read_bytes())).to_pylist() if path.exists() else []
+    # By its path: Arrow's threads may let go of a Python object when the interpreter has ended, and
+    # that ends the process with SIGABRT.
+    rows = pq.read_table(path).to_pylist() if path.exists() else []
     return {row["text"]: np.array(row["embedding"], np.float32) for row in rows}
 
 

@@ -532,7 +532,10 @@ def test_process_ends_with_sigterm(moment: str, server: LiveServer, farm: FarmCl
     model = "null:8" if moment == "working" else "sentence-transformers/all-MiniLM-L6-v2"
     job = create_job(farm, blocks_of(3), model=model)
     command = [sys.executable, "-m", "embedfarm.workers.main", "--device", "cpu-0"]
-    environment = os.environ | {"EMBEDFARM_REDIS_URL": server.url}
+    environment = os.environ | {
+        "EMBEDFARM_REDIS_URL": server.url,
+        "EMBEDFARM_HEARTBEAT_SECONDS": "0.1",  # so that one tells of the loading
+    }
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
         state = "loading" if moment == "loading" else "idle"
         wait_until(lambda: [beat.state for beat in farm.workers()] == [state], 30)
