@@ -34,7 +34,8 @@ SILENCE_SECONDS_MAX: Final = 900  # a process that was killed is missed by nobod
 GIT: Final = ("/usr/bin/env", "git")
 CODE: Final = (  # what runs in a simulation
     "collector", "contract", "embedfarm", "producer", "readers", "runs", "scheduler", "workers",
-    "tests/simulation", "constraints.txt",
+    "tests/simulation", ":!tests/simulation/mutants", ":!tests/simulation/test_*",
+    "constraints.txt",
 )  # fmt: skip
 # A disk that syncs would take most of the time.
 MEMORY: Final = Path("/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir())  # noqa: S108 # each run makes its own below
@@ -207,7 +208,7 @@ def _recall(kept: Path | None, seed0: int) -> Tally:
     """Return the tally that an earlier soak has kept, or else an empty one."""
     if kept is None:
         return Tally(("", seed0))
-    files = subprocess.check_output([*GIT, "ls-tree", "-r", "HEAD", *CODE])
+    files = subprocess.check_output([*GIT, "ls-files", "--stage", "--", *CODE])
     changes = subprocess.check_output([*GIT, "diff", "HEAD", "--", *CODE])
     tally = Tally((hashlib.sha256(files + changes).hexdigest(), seed0))
     if not kept.exists():
