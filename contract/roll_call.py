@@ -26,7 +26,8 @@ class RollCall:
     client: redis.Redis
     on_unreadable: Report = name_once
     fresh_seconds: float = 0.0
-    _read: dict[str, tuple[float, Heartbeat]] = field(default_factory=dict)  # and its time, or NaN
+    # With the time of each, which is NaN while another one may have it.
+    _read: dict[str, tuple[float, Heartbeat]] = field(default_factory=dict)
 
     def call(self) -> tuple[list[Heartbeat], dict[str, float]]:
         """Return live workers' heartbeats, and by name the seconds since each lost one was seen.

@@ -159,7 +159,7 @@ class Worker:
             stage.join()
         fetching.join(FETCH_SECONDS_MAX)
         self._ended.set()
-        self.committer.measured.set()
+        self.committer.measured.set()  # the thread that beats may wait for either
         beating.join()
         watching.join()
         self._guard(self._leave)

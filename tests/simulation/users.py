@@ -294,10 +294,12 @@ class User:
         if not shelf.hopeless(model):
             LATER.reach()
             return self._wait
-        HOPELESS.reach()
-        if not any(shelf.why_never(model, role) in str(error) for role in shelf.rooms):
-            raise Failure(f"refused for another reason: {error}")
-        return self._correct_model
+        if any(shelf.why_never(model, role) in str(error) for role in shelf.rooms):
+            HOPELESS.reach()
+            return self._correct_model
+        if DEADLY in str(error):  # faults have ended it as often, before it could say why
+            return self._wait
+        raise Failure(f"refused for another reason: {error}")
 
     def _check_before_change(self, work: Work) -> None:
         """Judge an output that was finished when its source had not changed yet."""
