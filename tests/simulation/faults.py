@@ -326,12 +326,12 @@ class Faults:
         splits = (words for _, words in recent if SPLIT in words)
         # A split ends with chunks, tokens and first chunk of each piece.
         if any(int(words[13]) < upto < int(words[-3]) + int(words[-1]) for words in splits):
-            self._later(0.0, self._undo_now)
+            self._later(0.0, partial(self.undo_now, "undo"))
 
-    def _undo_now(self) -> None:
-        """Kill the server, which loses as much of its log as it may."""
+    def undo_now(self, name: str) -> None:
+        """Kill the server, which loses as much of its log as it may, and count that as `name`."""
         if self.host.server is not None:
-            self.count("undo", self._crash(LOG_SECONDS_LOST_MAX))
+            self.count(name, self._crash(LOG_SECONDS_LOST_MAX))
 
     def _crash(self, lost: float, *, told: bool = True) -> float:
         """Kill the server without the last seconds of its log, and start it again later."""

@@ -53,6 +53,7 @@ STEPS_MAX: Final = 1_000_000  # of which a run has some thousands
 DARK_SHARE: Final = 0.3  # of finished jobs behind which the power is lost
 SHAKY_SHARE: Final = 0.5  # of the times that a shaky text is embedded
 LIVELY_SHARE: Final = 0.2  # of the seeds, with users who do more than one thing after the other
+ENDING_SHARE: Final = 0.3  # of these, in which a corpus changes when all of it is on disk
 USERS_MAX: Final = 2
 CROWD_SHARE: Final = 0.3  # of the other seeds, with several users at once, whose jobs are alike
 USERS: Final = ("job", "more", "third", "fourth", "fifth", "sixth")
@@ -112,6 +113,7 @@ class Simulation:
     dropped: frozenset[int] = frozenset()
     order: int = 0
     harms: dict[str, Callable[[], None]] = field(default_factory=dict)
+    _lives: Lives | None = None
 
     def run(self) -> Outcome:
         """Run the seed to its end.
@@ -186,8 +188,11 @@ class Simulation:
             shelf.stock([role.name for role in self.workers], horizon)
             ModelSteps(self.scene, self.faults, shelf).plan(horizon)
         if lively:
-            lives = Lives(self.scene, self.faults, self.users, self.workers, self.monitor)
-            lives.plan(horizon)
+            self._lives = Lives(
+                self.scene, self.faults, self.users, self.workers, self.monitor,
+                at_the_end=Random(f"ending {self.seed}").random() < ENDING_SHARE,
+            )  # fmt: skip
+            self._lives.plan(horizon)
         for role in roles:
             world.call_at(random.uniform(0.0, 0.2), role.start)
         if self.order:
@@ -316,8 +321,7 @@ class Simulation:
         """Note that a run begins to read its sources, or has come to their end."""
         for user in self.users:
             if user.work is not None and user.work.request.sources == tuple(sources):
-                user.work.reading = begins
-                user.work.read_at = self.world.now if begins else user.work.read_at
+                user.work.note_reading(begins, self.world.now)
 
     def _note_discard(self, out: Path) -> None:
         """Note that a command, which may die over it, discards its output with its job's id."""
@@ -409,6 +413,8 @@ class Simulation:
             self.scene.fail(error)
         self.faults.undo_split(server.log)
         self.faults.undo_last(server.log)
+        if self._lives is not None:
+            self._lives.edit_at_the_end(server.log[-1][1])
 
     def _answered(self, words: list[bytes], reply: object) -> None:
         """Look at the answer to a command for states and mistakes, and log it in detail."""

@@ -13,7 +13,7 @@ from embedfarm.contract.jobs import ChangeRefused, Job
 from embedfarm.contract.status import JobGone
 from tests.simulation.corpora import Corpus
 from tests.simulation.farm import URL, Role
-from tests.simulation.faults import Fault, Faults
+from tests.simulation.faults import DRAIN, Fault, Faults
 from tests.simulation.monitor import Monitor
 from tests.simulation.scene import Scene
 from tests.simulation.states import State
@@ -49,6 +49,7 @@ class Lives:
     Attributes:
         users: The users, with their corpora and commands.
         workers: Roles of the workers.
+        at_the_end: Whether a corpus is yet to be changed when all of it is on disk.
     """
 
     scene: Scene
@@ -56,6 +57,7 @@ class Lives:
     users: Sequence[User]
     workers: Sequence[Role]
     monitor: Monitor
+    at_the_end: bool = False
     _operators: int = 0
 
     @property
@@ -108,6 +110,27 @@ class Lives:
             self.faults.terminate_role(role, role.process)
         self._edit(busy[1])
         return 1.0
+
+    def edit_at_the_end(self, words: Sequence[bytes]) -> None:
+        """Once in some runs, change a corpus when all of it is on disk, and crash the server.
+
+        The server forgets that all was sent, so that the corpus is read again just when its command
+        is about to end. That seldom comes about by chance.
+
+        Args:
+            words: What the server has just written to its log.
+        """
+        if not self.at_the_end or DRAIN not in words:
+            return
+        for work in (user.work for user in self.users if user.work is not None):
+            if work.keys.meta.encode() in words:
+                self.at_the_end = int(words[6]) < len(work.corpus.versions[-1].texts)
+                if not self.at_the_end:
+                    self.scene.world.call_at(self.scene.world.now, partial(self._undo_end, work))
+
+    def _undo_end(self, work: Work) -> None:
+        self._edit(work)
+        self.faults.undo_now("edit_at_the_end")
 
     # Time.
 

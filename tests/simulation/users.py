@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from embedfarm.collector.collect import JobEnded
-from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, read_manifest
+from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, OutputError, read_manifest
 from embedfarm.collector.source_check import SourceChanged
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
@@ -66,7 +66,7 @@ class Work:
     Attributes:
         begun_at: Virtual seconds from which on the output may hold something.
         asked_at: Virtual seconds at which its command was last run.
-        read_at: Virtual seconds at which the corpus was last begun to be read.
+        read_at: Virtual seconds at which the corpus was last begun to be read for the output.
         finished: Whether the output had its manifest when the command began.
         reading: Whether the corpus is being read.
         deadly: Texts that kill or hang each worker that embeds them.
@@ -95,6 +95,15 @@ class Work:
     removing: bool = False
     reuse: Sequence[Path] = ()
     pages: Pages = field(default_factory=Pages)
+
+    def note_reading(self, begins: bool, now: float) -> None:  # noqa: FBT001 # a fact
+        """Note that its corpus is read from the first row on, or was read to the last.
+
+        A reading that begins behind the manifest that this command has written decides nothing.
+        """
+        self.reading = begins
+        if begins and (self.finished or not (self.place.out / MANIFEST_FILE).exists()):
+            self.read_at = now
 
     @property
     def keys(self) -> wire.JobKeys:
@@ -278,6 +287,8 @@ class User:
                 return self._refused(work, error)
             case JobEnded() | JobRefused() | JobGone() if work.place.job_id in self.scene.steered:
                 return self._remove_job
+            case OutputError() if any(map(self._is_removed, work.reuse)):
+                return self._reuse_what_is_left
         return None
 
     def _refused(self, work: Work, error: ModelRefused) -> Callable[[Work], None] | None:
@@ -357,6 +368,17 @@ class User:
             user is not self and user.work and user.work.place.job_id == work.place.job_id
             for user in self.others
         )
+
+    def _is_removed(self, out: Path) -> bool:
+        """Tell whether somebody removes a finished output, or has removed it."""
+        if not (out / MANIFEST_FILE).exists():
+            return True
+        works = (user.work for user in self.others if user.work is not None)
+        return any(work.removing and work.place.out == out for work in works)
+
+    def _reuse_what_is_left(self, work: Work) -> None:
+        """Take no more vectors of outputs that somebody has removed."""
+        work.reuse = [each for each in work.reuse if not self._is_removed(each)]
 
     def _wait(self, work: Work) -> None:
         """Change nothing, so that the command is run again until the id is free."""
