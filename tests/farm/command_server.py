@@ -4,9 +4,13 @@ A program takes a third of a second of a processor to import its modules, and te
 of them. The copy gets the arguments, variables, directory and files of its command, and runs what
 the installed program runs, to its end. The server listens on its standard input, a socket, until
 nobody has the other end.
+
+A command that starts workers or a scheduler has a server of its own, a child of it, which was made
+when no other thread ran, and runs each of them in a copy too.
 """
 
 import atexit
+import ctypes
 import functools
 import gc
 import json
@@ -16,12 +20,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, Final, Self
 
+from embedfarm.contract import processes
 from embedfarm.contract.quick_imports import quick_imports
 
 # What most commands import, and what some verbs import beside it, when the first of these comes.
@@ -29,12 +35,17 @@ ALWAYS: Final = (
     *(f"embedfarm.cli.{verb}" for verb in ("embed", "jobs", "outputs", "inspection", "simulate")),
     *(f"embedfarm.{each}" for each in ("runs.run", "collector.verify", "collector.export")),
 )
+ROLES: Final = ("embedfarm.workers.main", "embedfarm.scheduler.main")
 LATER: Final = {
+    "embed": (*ROLES, "embedfarm.workers.engines.null"),
     "ingest": ("embedfarm.cli.ingest", "embedfarm.ingest.recurring"),
     "schedule": ("embedfarm.cli.roles", "embedfarm.scheduler.loop"),
     "serve": ("embedfarm.cli.roles", "embedfarm.web.app", "embedfarm.web.server"),
-    "work": ("embedfarm.cli.roles", "embedfarm.workers.devices", "embedfarm.workers.supervisor"),
+    "work": ("embedfarm.cli.roles", "embedfarm.workers.supervisor", *ROLES),
 }
+PLACES: Final = {"PIPE": subprocess.PIPE, "STDOUT": subprocess.STDOUT}
+STARTING: Final = ("embed", "retry", "work")  # verbs that start roles
+LINE_BYTES: Final = 1000  # of a command, as others see it
 REQUEST_BYTES_MAX: Final = 1 << 20
 ANSWER_BYTES: Final = 16
 
@@ -47,23 +58,29 @@ class Copy:
         environment: All of its variables.
         output: File for its standard output, which nobody reads if there is none.
         errors: File for its standard error.
+        source: File for its standard input, which has nothing in it if there is none.
+        server: Socket of the server; None for that of this process.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 -- as `Popen` has them
         self,
         words: Sequence[str],
-        environment: dict[str, str],
+        environment: Mapping[str, str],
         output: IO[bytes] | None = None,
         errors: IO[bytes] | None = None,
+        source: IO[bytes] | None = None,
+        server: socket.socket | None = None,
     ) -> None:
         self.words = list(words)
         self.returncode: int | None = None
-        request = {"words": self.words, "environment": environment, "directory": str(Path.cwd())}
+        request = {
+            "words": self.words, "environment": dict(environment), "directory": str(Path.cwd()),
+        }  # fmt: skip
         self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, Path(os.devnull).open("r+b") as nothing:
-            files = (theirs, nothing, output or nothing, errors or nothing)
+            files = (theirs, source or nothing, output or nothing, errors or nothing)
             data = json.dumps(request).encode()
-            socket.send_fds(_server(), [data], [each.fileno() for each in files])
+            socket.send_fds(server or _server(), [data], [each.fileno() for each in files])
         self.pid = int(self._answers.recv(ANSWER_BYTES))
 
     def wait(self, timeout: float | None = None) -> int:
@@ -75,9 +92,10 @@ class Copy:
         if self.returncode is None:
             self._answers.settimeout(timeout)
             try:
-                self.returncode = int(self._answers.recv(ANSWER_BYTES))
+                answer = self._answers.recv(ANSWER_BYTES)
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired(self.words, timeout or 0.0) from None
+            self.returncode = int(answer or -signal.SIGKILL)  # if the server was killed, so was it
             self._answers.close()
         return self.returncode
 
@@ -113,7 +131,8 @@ def _server() -> socket.socket:
     """Start the server of this process; it ends when this process does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        words = [sys.executable, "-c", f"from {__name__} import main; main()"]
+        room = " " * LINE_BYTES
+        words = [sys.executable, "-c", f"from {__name__} import main; main()", room]
         # In a session of its own, so that it ends with the tests and not at their Ctrl-C.
         server = subprocess.Popen(words, stdin=theirs.fileno(), start_new_session=True)
 
@@ -125,13 +144,66 @@ def _server() -> socket.socket:
     return ours
 
 
+class Role(Copy):
+    """A role in a copy, of which its supervisor has the parent pipe."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        log: IO[bytes],
+        server: socket.socket,
+    ) -> None:
+        reader, writer = os.pipe()
+        self._pipe = os.fdopen(writer, "wb", 0)
+        with os.fdopen(reader, "rb", 0) as source:
+            super().__init__(words, environment, log, log, source, server)
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        super().__exit__()
+
+
 def main() -> None:
     """Serve commands until nobody can ask for another; in a copy, run one."""
     _import(ALWAYS)
-    words = _serve()
+    words = _serve(socket.socket(fileno=os.dup(0)))
     if words is not None:
-        sys.argv = ["embedfarm", *words]
-        import_module("embedfarm.cli").main()
+        role = _serve_roles() if words[0] in STARTING else None
+        _run(role or words)
+
+
+def _run(words: Sequence[str]) -> None:
+    """Run a role, or a command."""
+    if words[0] in ROLES:
+        os.setsid()
+        sys.argv = list(words)
+        sys.exit(import_module(words[0]).main())
+    sys.argv = ["embedfarm", *words]
+    import_module("embedfarm.cli").main()
+
+
+def _serve_roles() -> Sequence[str] | None:
+    """Let a child serve the roles that this command starts; in a copy, return the role to run."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        start = functools.partial(_start, ours)
+        setattr(processes, "subprocess", SimpleNamespace(Popen=start, **PLACES))  # noqa: B010
+        return None
+    ours.close()
+    words = _serve(theirs)
+    if words is None:
+        os._exit(0)
+    return words
+
+
+def _start(server: socket.socket, command: Sequence[str], **options: Any) -> Any:  # noqa: ANN401
+    """Start what a supervisor starts: in a copy if it is a role, else like `subprocess.Popen`."""
+    begin, words = command[: len(processes.RUN_ROLE)], command[len(processes.RUN_ROLE) :]
+    if tuple(begin) != processes.RUN_ROLE or words[0] not in ROLES:
+        return subprocess.Popen(command, **options)
+    return Role(words, options["env"], options["stdout"], server)
 
 
 def _import(names: Sequence[str]) -> None:
@@ -141,10 +213,10 @@ def _import(names: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _serve() -> list[str] | None:
+def _serve(requests: socket.socket) -> list[str] | None:
     """Return the arguments of a command in the copy that is to run it, and None at the end."""
     running: dict[int, tuple[int, socket.socket]] = {}
-    with socket.socket(fileno=os.dup(0)) as requests, selectors.DefaultSelector() as selector:
+    with requests, selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
@@ -183,4 +255,13 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
     words: list[str] = request["words"]
+    _show(words)
     return words
+
+
+def _show(words: Sequence[str]) -> None:
+    """Let others see these arguments where a process's own are seen."""
+    stat = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    begin, size = int(stat[45]), int(stat[46]) - int(stat[45])  # `arg_start` and `arg_end`
+    line = "\0".join([sys.executable, "-m", "embedfarm", *words]).encode()
+    ctypes.memmove(begin, line[: size - 1].ljust(size, b"\0"), size)

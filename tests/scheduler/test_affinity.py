@@ -23,6 +23,7 @@ from tests.scheduler.support import SETTINGS, draft, equals, farm, job, passes, 
 TWO: Final = (Machine(20_000.0), Machine(20_000.0))
 
 MODEL_BYTES: Final = 4 << 30  # of each of five models
+SEEDS: Final = (1, pytest.param(5, marks=pytest.mark.slow))  # of what takes seconds each
 
 
 def loaded(state: FarmState, model: str) -> FarmState:
@@ -401,20 +402,22 @@ def test_an_urgent_job_of_ten_chunks_costs_one_swap() -> None:
         assert made.job_ended["urgent"] - 20.0 <= 5.0 + 2 * SETTINGS.micro_batch_seconds_max
 
 
-def test_many_models_with_long_loads_hardly_cost_more() -> None:
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_many_models_with_long_loads_hardly_cost_more(seeds: int) -> None:
     """Five models of 5 to 120 s of loading on eight unequal workers come near the ideal.
 
     They come nearer to what could be done by whoever knows the future, and must load models too.
     """
     scenario = five_models([0] * 8)
     least = least_seconds(scenario, beside=False)
-    for made in run(scenario, 2):
+    for made in run(scenario, seeds):
         assert made.efficiency >= 0.85
         assert least / made.makespan >= 0.9
         assert len(made.loads) <= 40
 
 
-def test_workers_that_hold_several_models_cost_less() -> None:
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_workers_that_hold_several_models_cost_less(seeds: int) -> None:
     """Workers with memory for two or four of five models come nearer, also with urgent jobs.
 
     An urgent job is done within seconds, though loading its model may take two minutes.
@@ -422,14 +425,14 @@ def test_workers_that_hold_several_models_cost_less() -> None:
     rooms = [2 * MODEL_BYTES, 4 * MODEL_BYTES] * 4
     scenario = five_models(rooms)
     least = least_seconds(scenario, beside=True)
-    for made in run(scenario, 2):
+    for made in run(scenario, seeds):
         assert made.efficiency >= 0.9
         assert least / made.makespan >= 0.9
     urgent = tuple(
         Work(0.5, f"urgent-{n}", arrives_seconds=60.0 + 100 * n, model=f"m{n % 5}", priority=2)
         for n in range(8)
     )
-    for made in run(five_models(rooms, urgent), 2):
+    for made in run(five_models(rooms, urgent), seeds):
         assert made.efficiency >= 0.9
         assert len(made.loads) <= 80
         assert max(made.job_ended[each.name] - each.arrives_seconds for each in urgent) <= 15.0
