@@ -96,10 +96,10 @@ class Fetcher:
         shares = [share for share in plan if not share.ahead]
         self._load_ahead([share.job for share in plan if share.ahead], shares)
         shares.sort(key=lambda share: self.engines.ever_refused(share.job))
-        # What nobody renews comes before what is new of other jobs, which may never end.
-        found = self._stranded([each.job for each in shares[1:] if self._may_rescue(each.job)])
-        stranded = [share for share in shares[1:] if share.job in found]
-        order = (*stranded, *(share for share in shares if share not in stranded))
+        # What nobody renews comes before what is new of other jobs, which may never end. Where several
+        # jobs have some the plan decides: they may need models of which only one has room.
+        found = self._stranded([each.job for each in shares if self._may_rescue(each.job)])
+        order = sorted(shares, key=lambda share: share.job not in found)
         for place, share in enumerate(order, start=1):
             batch = None
             with self._unless_gone(share.job):

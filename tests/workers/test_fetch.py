@@ -222,7 +222,7 @@ def test_each_job_is_rescued(farm: FarmClient) -> None:
     give_plan(farm, share(1, "a"), share(1, "b"))
     fetcher = fetcher_on(farm, settings=SHORT)
     found = [fetch(fetcher) for _ in range(4)]
-    assert [batch.job for batch in found] == ["b", "a", "a", "b"]
+    assert [batch.job for batch in found] == ["a", "b", "a", "b"]
     assert [starts(batch) for batch in found] == [[0], [0], [3], [3]]
 
 
@@ -237,6 +237,24 @@ def test_what_nobody_works_on_does_not_wait_behind_another_job(farm: FarmClient)
     small.stream.release(entry.stream, "busy", [entry.id])
     fetcher.recover()  # it looks at once
     assert fetch(fetcher).job == "small"
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_of_jobs_that_nobody_works_on_the_plan_s_first_is_first(
+    farm: FarmClient, first: str
+) -> None:
+    """A worker rescues blocks of the job that the plan puts first, whatever others have left.
+
+    The plan puts a job first whose model is loaded. Whoever began with another job would load that
+    one's model, have a plan with that job first, and load the former model again, for ever.
+    """
+    for name in ("a", "b"):
+        create_job(farm, [block_of(0, 3), block_of(3, 3)], name)
+        farm.job(name).stream.read("w", 2)  # the process dies
+    give_plan(farm, *(share(1, name) for name in sorted("ab", key=lambda name: name != first)))
+    fetcher = fetcher_on(farm)
+    assert fetch(fetcher).job == first
+    assert fetch(fetcher).job == first
 
 
 def test_own_leases_are_taken_up_after_a_crash(farm: FarmClient) -> None:
