@@ -96,8 +96,8 @@ class Fetcher:
         shares = [share for share in plan if not share.ahead]
         self._load_ahead([share.job for share in plan if share.ahead], shares)
         shares.sort(key=lambda share: self.engines.ever_refused(share.job))
-        # What nobody renews comes before what is new of other jobs, which may never end. Where several
-        # jobs have some the plan decides: they may need models of which only one has room.
+        # What nobody renews comes before what is new of other jobs, which may never end. Where some
+        # jobs have such blocks the plan decides: they may need models of which only one has room.
         found = self._stranded([each.job for each in shares if self._may_rescue(each.job)])
         order = sorted(shares, key=lambda share: share.job not in found)
         for place, share in enumerate(order, start=1):
