@@ -201,9 +201,19 @@ def _serve_roles() -> Sequence[str] | None:
 def _start(server: socket.socket, command: Sequence[str], **options: Any) -> Any:  # noqa: ANN401
     """Start what a supervisor starts: in a copy if it is a role, else like `subprocess.Popen`."""
     begin, words = command[: len(processes.RUN_ROLE)], command[len(processes.RUN_ROLE) :]
-    if tuple(begin) != processes.RUN_ROLE or words[0] not in ROLES:
-        return subprocess.Popen(command, **options)
-    return Role(words, options["env"], options["stdout"], server)
+    variables: dict[str, str] = options["env"]
+    is_role = tuple(begin) == processes.RUN_ROLE and words[0] in ROLES
+    if is_role and _read_at_start(variables) == FROM_START:
+        return Role(words, variables, options["stdout"], server)
+    return subprocess.Popen(command, **options)
+
+
+def _read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a program looks at when it starts, and a copy does not."""
+    return {name: each for name, each in variables.items() if name.startswith(("PYTHON", "LD_"))}
+
+
+FROM_START: Final = _read_at_start(os.environ)
 
 
 def _import(names: Sequence[str]) -> None:
