@@ -303,10 +303,13 @@ class Submitter:
         Raises:
             JobTaken: The job that is there asks for other vectors.
             StorageRefused: It has them stored in another place.
+            BlocksLost: The server has started again since the job was made.
         """
         with contextlib.suppress(JobGone):  # which is noticed next
             there = self._handle.spec()
             differing = _differing(there, self.spec)
+            if differing:
+                self._check_server()  # a crash may have brought back the record of an earlier one
             if differing == ["stored"]:
                 raise StorageRefused(
                     f"job {self.job} has its vectors stored in {there.stored or 'Redis'}: go on "

@@ -15,7 +15,7 @@ import redis
 from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec, model_key
-from embedfarm.contract.jobs import Job
+from embedfarm.contract.jobs import Job, JobTaken
 from embedfarm.contract.records import Block, Rate, Rows, TokenisationSettings
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
@@ -513,6 +513,31 @@ def test_an_earlier_try_that_had_sent_more_comes_back(
     submitter.start_over(0)
     assert submitter.submit(corpus(0, 90)) == 90
     assert (job.status().pushed_upto, job.status().chunks_in) == (90, 90)
+
+
+def test_the_try_of_another_output_comes_back_behind_the_creation(
+    job: Job, server: LiveServer, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that brings back another output's try is said to have that, not other vectors."""
+
+    def begin(owner: str, spec: JobSpec) -> Submitter:
+        farm = FarmClient(bench.client())
+        return Submitter(farm, "j", spec, 0, LARGE, bench.stop, owner=owner)
+
+    begin("one", JobSpec(model="hash", stored="/mnt/one"))
+    size = log_bytes(server)
+    FarmClient(bench.client()).end("j", "failed", "no model", LARGE, owner="one")
+    create, crashes = Job.create, iter([partial(crash, server, size)])
+
+    def create_then_crash(*args: Any) -> None:  # noqa: ANN401 # handed through
+        create(*args)
+        for each in itertools.islice(crashes, 1):
+            each()
+
+    monkeypatch.setattr(Job, "create", create_then_crash)
+    with pytest.raises(JobTaken, match="fills another output"):
+        begin("two", JobSpec(model="hash", stored="/mnt/two"))
+    assert job.spec().stored == "/mnt/one"
 
 
 def test_watch_outlives_the_job(
