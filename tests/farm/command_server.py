@@ -43,8 +43,7 @@ LATER: Final = {
     "serve": ("embedfarm.cli.roles", "embedfarm.web.app", "embedfarm.web.server"),
     "work": ("embedfarm.cli.roles", "embedfarm.workers.supervisor", *ROLES),
 }
-PLACES: Final = {"PIPE": subprocess.PIPE, "STDOUT": subprocess.STDOUT}
-STARTING: Final = ("embed", "retry", "work")  # verbs that start roles
+STARTING: Final = ("embed", "work")  # verbs that start roles
 LINE_BYTES: Final = 1000  # of a command, as others see it
 REQUEST_BYTES_MAX: Final = 1 << 20
 ANSWER_BYTES: Final = 16
@@ -189,7 +188,8 @@ def _serve_roles() -> Sequence[str] | None:
     if os.fork():
         theirs.close()
         start = functools.partial(_start, ours)
-        setattr(processes, "subprocess", SimpleNamespace(Popen=start, **PLACES))  # noqa: B010
+        ours_alone = SimpleNamespace(**vars(subprocess) | {"Popen": start})
+        setattr(processes, "subprocess", ours_alone)  # noqa: B010 # in this process alone
         return None
     ours.close()
     words = _serve(theirs)

@@ -123,10 +123,11 @@ class Lives:
         if not self.at_the_end or DRAIN not in words:
             return
         for work in (user.work for user in self.users if user.work is not None):
-            if work.keys.meta.encode() in words:
-                self.at_the_end = int(words[6]) < len(work.corpus.versions[-1].texts)
-                if not self.at_the_end:
-                    self.scene.world.call_at(self.scene.world.now, partial(self._undo_end, work))
+            is_all = int(words[6]) >= len(work.corpus.versions[-1].texts)
+            if is_all and work.keys.meta.encode() in words:
+                self.at_the_end = False
+                self.scene.world.call_at(self.scene.world.now, partial(self._undo_end, work))
+                return
 
     def _undo_end(self, work: Work) -> None:
         self._edit(work)
