@@ -47,7 +47,7 @@ class Storage:
         fail: Called with an error that should not have happened.
         lists: Whether outputs list what is stored, and leave it there.
         objects: The objects of each place, by name.
-        made: When each place was made last.
+        made: When each place was made last, and by which program.
         removed: When each place was removed last.
     """
 
@@ -57,7 +57,7 @@ class Storage:
     fail: Callable[[Broken], None]
     lists: bool = False
     objects: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    made: dict[str, float] = field(default_factory=dict)
+    made: dict[str, tuple[float, str]] = field(default_factory=dict)
     removed: dict[str, float] = field(default_factory=dict)
     put_at: dict[str, float] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
@@ -92,15 +92,20 @@ class Storage:
         kept = self.random.choice([None, data[:place], flipped + data[place + 1 :]])
         return data[:place] if self.lists and kept is not None else kept
 
-    def left(self, job: str, since: float, listed: Collection[str]) -> list[str]:
-        """Return what is left of a job's places that were made since a moment, and is not listed.
+    @property
+    def program(self) -> str:
+        """The name of the program whose process runs now."""
+        return self.world.process.name.partition("#")[0]
+
+    def left(self, since: float, listed: Collection[str]) -> list[str]:
+        """Return what is not listed of places that this program has made since a moment.
 
         An object that was put behind the end of its job may stay, if its worker was killed then.
         """
         return [
             f"{place}/{name}"
-            for place, made in self.made.items()
-            if made >= since and place.startswith(f"{ROOT}/{job}-")
+            for place, (made, by) in self.made.items()
+            if made >= since and by == self.program
             for name in self.objects.get(place, {})
             if name not in listed and self.put_at[name] <= self.removed.get(place, self.world.now)
         ]
@@ -122,8 +127,8 @@ class SimulatedFiles:
         return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
     def make(self) -> None:
-        """Note when the place was made."""
-        self.storage.made[self.place] = self.storage.world.now
+        """Note when the place was made, and by which program."""
+        self.storage.made[self.place] = self.storage.world.now, self.storage.program
 
     def put(self, name: str, data: bytes) -> None:
         """Put an object; a process may be killed before and after it."""

@@ -443,7 +443,7 @@ class User:
         storage = self.scene.storage
         if storage is None:
             return []
-        return storage.left(work.place.job_id, work.begun_at, listed_names(work.place.out))
+        return storage.left(work.begun_at, listed_names(work.place.out))
 
     def _check_server(self, work: Work) -> None:
         """Check that nothing but the record of an ended job is left on the server.
