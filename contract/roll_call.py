@@ -26,14 +26,15 @@ class RollCall:
     client: redis.Redis
     on_unreadable: Report = name_once
     fresh_seconds: float = 0.0
-    # With the time of each, which is NaN while another one may have it.
-    _read: dict[str, tuple[float, Heartbeat]] = field(default_factory=dict)
+    # With the time of each, which is NaN while another one may have it; None for one that lapsed.
+    _read: dict[str, tuple[float, Heartbeat | None]] = field(default_factory=dict)
 
     def call(self) -> tuple[list[Heartbeat], dict[str, float]]:
         """Return live workers' heartbeats, and by name the seconds since each lost one was seen.
 
-        A heartbeat that the last call read later than it came is the same object. Workers count as
-        lost for an hour. One that stops cleanly is taken off the list, and does not count as lost.
+        A heartbeat that the last call read later than it came is the same object, and one that had
+        lapsed then is not asked for again. Workers count as lost for an hour. One that stops
+        cleanly is taken off the list, and does not count as lost.
         """
         pipe = self.client.pipeline(transaction=False)
         pipe.time()
@@ -41,23 +42,30 @@ class RollCall:
         (seconds, microseconds), listed = pipe.execute()
         now = seconds + microseconds / 1e6
         came = dict(sorted((name.decode(errors="replace"), at) for name, at in listed))
-        same = {name for name, (at, _) in self._read.items() if at == came.get(name)}
-        fresh = {name for name in same if 0 <= now - came[name] < self.fresh_seconds}
-        asked = [name for name in came if name not in fresh]
+        same = {name: beat for name, (at, beat) in self._read.items() if at == came.get(name)}
+        believed = {
+            name
+            for name, beat in same.items()
+            if beat is None or 0 <= now - came[name] < self.fresh_seconds
+        }
+        asked = [name for name in came if name not in believed]
         pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
         for name in asked:
             pipe.hget(wire.worker_key(name), "heartbeat")
         found = dict(zip(asked, pipe.execute()[1:], strict=True))
-        read = {}
+        read: dict[str, tuple[float, Heartbeat | None]] = {}
         for name, at in came.items():
             data = found.get(name, b"")
-            if data is not None and name in same:
+            noted = at if _is_last(at, now) else math.nan
+            if name in believed or (data is not None and name in same):
                 read[name] = self._read[name]
-            elif data and (beat := self._decode(name, data)):
-                read[name] = at if _is_last(at, now) else math.nan, beat
+            elif data is None:
+                read[name] = noted, None
+            elif beat := self._decode(name, data):
+                read[name] = noted, beat
         self._read = read
-        lost = {name: max(0.0, now - came[name]) for name, data in found.items() if data is None}
-        return [beat for _, beat in read.values()], lost
+        lost = {name: max(0.0, now - came[name]) for name, (_, beat) in read.items() if not beat}
+        return [beat for _, beat in read.values() if beat], lost
 
     def _decode(self, name: str, data: bytes) -> Heartbeat | None:
         return read_or_skip(Heartbeat, data, wire.worker_key(name), self.on_unreadable)

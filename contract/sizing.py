@@ -54,8 +54,9 @@ def blocks_for(tokens: float, status: JobStatus, settings: Settings) -> int:
 
     The text of blocks that only refer to it is estimated from its tokens.
     """
-    by_tokens = round(tokens / status.block_tokens_mean)
-    text_bytes = max(1.0, status.block_bytes_mean, BYTES_PER_TOKEN * status.block_tokens_mean)
+    mean = status.block_tokens_mean
+    by_tokens = round(tokens / mean)
+    text_bytes = max(1.0, status.block_bytes_mean, BYTES_PER_TOKEN * mean)
     by_bytes = int(settings.micro_batch_bytes_max // text_bytes)
     return max(1, min(by_tokens, by_bytes))
 

@@ -52,7 +52,12 @@ class ChangeWatch:
                 FarmEvent(kind="lost" if beat.worker in lost else "left", worker=beat.worker)
                 for beat in gone
             ),
-            *(event for beat in beats.values() for event in self._news_of(beat, before)),
+            *(
+                event
+                for name, beat in beats.items()
+                if beat is not before.get(name)
+                for event in self._news_of(beat, before)
+            ),
         ]
 
     def _news_of(self, beat: Heartbeat, before: Mapping[str, Heartbeat]) -> Iterator[FarmEvent]:

@@ -210,10 +210,11 @@ class FarmState:
     def exclusions(self, worker: WorkerState) -> Exclusions:
         """Return what a worker cannot take, as far as is known."""
         memory = worker.memory_bytes
-        sizes = self.model_bytes.items() if memory else ()
-        return Exclusions(
-            frozenset(model for model, size in sizes if size > memory), worker.refused
-        )
+        sizes = self.model_bytes if memory else {}
+        if not sizes and not worker.refused:
+            return NO_EXCLUSIONS
+        too_big = frozenset(model for model, size in sizes.items() if size > memory)
+        return Exclusions(too_big, worker.refused)
 
     def _add_up(self) -> Mapping[str, float]:
         """Return the seconds of work that each worker holds, less the time passed on the device."""

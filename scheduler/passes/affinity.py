@@ -12,6 +12,7 @@ from embedfarm.scheduler.state import (
     NO_EXCLUSIONS,
     Draft,
     Exclusions,
+    FarmState,
     JobState,
     WorkerState,
 )
@@ -50,10 +51,11 @@ class Affinity:
 
     def __call__(self, draft: Draft) -> Draft:
         """Put jobs of the worker's model in front, and leave out those that others will do."""
-        placement = _Placement(draft, self.settings)
-        models = placement.waiting.keys()
+        waiting = _waiting(draft)
+        models = waiting.keys()
         if not models or all(models <= worker.resident for worker in draft.state.asking):
             return draft
+        placement = _Placement(draft, self.settings, waiting)
         queues, words = dict(draft.queues), []
         # Who has nothing to stay for is the first to load what is wanted.
         for worker in sorted(
@@ -80,6 +82,7 @@ class _Placement:
     """Spread of the models over the workers, with what this decision has changed so far.
 
     Attributes:
+        waiting: Jobs with blocks to lease, or more to come, by model in the order of the tiers.
         have: Speed of the workers that have a model, or are loading it, by `weights_of` its key; 1
             is the mean. A worker that has several of those that work waits for is divided among
             them.
@@ -88,6 +91,7 @@ class _Placement:
 
     draft: Draft
     settings: Settings
+    waiting: Mapping[str, Sequence[JobState]]
     have: defaultdict[str, float] = field(init=False)
     free: defaultdict[str, int] = field(init=False)
 
@@ -99,19 +103,6 @@ class _Placement:
                 self.have[model] += part
                 soon = self._load_seconds(model) + self.settings.micro_batch_seconds_max
                 self.free[model] += state.busy_seconds.get(worker.name, 0.0) <= soon
-
-    @cached_property
-    def waiting(self) -> Mapping[str, list[JobState]]:
-        """Jobs with blocks to lease, or more to come, by model in the order of the tiers."""
-        found: defaultdict[str, list[JobState]] = defaultdict(list)
-        for job in self.draft.jobs:
-            if job.waiting_blocks or self._grows(job):
-                found[job.weights].append(job)
-        return found
-
-    def _grows(self, job: JobState) -> bool:
-        """Tell whether a job without blocks is likely to get some before its model were back."""
-        return job.status.state == "open" and job.idle_seconds < self._load_seconds(job.weights)
 
     def _parts_of(self, worker: WorkerState) -> Mapping[str, float]:
         """Return the speed that a worker has for each of its models that work waits for."""
@@ -381,6 +372,21 @@ class _Placement:
     @cached_property
     def _known_parts(self) -> dict[tuple[int, float], Mapping[str, float]]:
         return {}
+
+
+def _waiting(draft: Draft) -> Mapping[str, Sequence[JobState]]:
+    """Return the jobs with blocks to lease, or more to come, by model in the order of the tiers."""
+    found: defaultdict[str, list[JobState]] = defaultdict(list)
+    for job in draft.jobs:
+        if job.waiting_blocks or _grows(draft.state, job):
+            found[job.weights].append(job)
+    return found
+
+
+def _grows(state: FarmState, job: JobState) -> bool:
+    """Tell whether a job without blocks is likely to get some before its model were back."""
+    seconds = state.load_seconds.get(job.weights, 0.0)
+    return job.status.state == "open" and job.idle_seconds < seconds
 
 
 def _rank(job: JobState) -> tuple[int, float]:

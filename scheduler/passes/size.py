@@ -47,10 +47,19 @@ class Size:
 
     def __call__(self, draft: Draft) -> Draft:
         """Give every worker that asks its shares."""
-        return give(draft, self.settings, self.name, partial(self._tokens, draft.state))
+        return give(draft, self.settings, self.name, partial(self._tokens, draft.state, {}))
 
-    def _tokens(self, state: FarmState, worker: WorkerState, job: JobState) -> float:
-        """Return the size in tokens of a worker's next micro-batch of a job."""
+    def _tokens(
+        self, state: FarmState, ends: dict[str, float], worker: WorkerState, job: JobState
+    ) -> float:
+        """Return the size in tokens of a worker's next micro-batch of a job.
+
+        Args:
+            state: The farm.
+            ends: The T of each job that was met in this decision, by the job's id.
+            worker: Who leases it.
+            job: Whose it is.
+        """
         pace = state.pace(job)
         rate = pace.rates.get(worker.name)
         if rate is None:
@@ -60,7 +69,9 @@ class Size:
         cap = min(max(cap, overhead / OVERHEAD_SHARE), CAP_FACTOR_MAX * cap)
         if state.now - rate.updated > CONFIRMED_SECONDS:
             cap = min(cap, max(self.settings.probe_seconds, OVERHEADS_MIN * overhead))
-        left = max(0.0, pace.end(job.waiting_tokens) - state.busy_seconds.get(worker.name, 0.0))
+        if job.job not in ends:
+            ends[job.job] = pace.end(job.waiting_tokens)
+        left = max(0.0, ends[job.job] - state.busy_seconds.get(worker.name, 0.0))
         part = FACTOR * left
         return min(cap, part if part >= OVERHEADS_MIN * overhead else left) * rate.tokens_per_second
 

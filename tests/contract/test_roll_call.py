@@ -110,6 +110,19 @@ def test_a_lost_worker_is_missed(farm: FarmClient) -> None:
     assert [each.worker for each in roll.call()[0]] == ["b"]
 
 
+def test_a_lost_worker_is_asked_for_once(farm: FarmClient) -> None:
+    """A worker that was lost is read again when it has sent another heartbeat, and not before."""
+    farm.client.delete(wire.worker_key("a"))
+    roll = RollCall(farm.client)
+    assert list(roll.call()[1]) == ["a"]
+    before = reads(farm.client)
+    assert list(roll.call()[1]) == ["a"]
+    assert reads(farm.client) == before + 1  # the live one, which may have lapsed
+    assert farm.beat(heartbeat("a", "busy"), LONG_SECONDS)
+    beats, lost_seconds = roll.call()
+    assert ([each.state for each in beats], lost_seconds) == (["busy", "idle"], {})
+
+
 def test_a_lost_worker_is_missed_after_a_jump_of_the_clock(farm: FarmClient) -> None:
     """A heartbeat that came later than it is now, by the server, is not believed."""
     roll = RollCall(farm.client, fresh_seconds=LONG_SECONDS)
