@@ -64,6 +64,7 @@ class ModelRun:
         vectors: Vectors of all rows of the batch, zero where there is none yet.
         todo: Device batches to be started, the next one last.
         tokens: Tokens of all sources.
+        left: Tokens of `todo`.
         asked: Whether these are requests, whose device batches are as long as they like.
         started: Number of device batches that are started and not finished.
     """
@@ -75,6 +76,7 @@ class ModelRun:
     vectors: NDArray[np.float32]
     todo: list[NDArray[np.intp]]
     tokens: int
+    left: int
     asked: bool = False
     started: int = 0
 
@@ -173,9 +175,9 @@ class Embedder:
         sources = first_texts(batch, texts)
         rows = batch.tokenised.rows_of(texts[texts == sources])
         vectors = np.zeros((len(batch.tokenised.lengths), batch.engine.dimensions), np.float32)
-        tokens = int(batch.tokenised.lengths[rows].sum())
+        tokens = batch.tokenised.tokens_of(rows)
         return ModelRun(
-            batch, texts, sources, rows, vectors, self._pack(batch, rows), tokens, asked
+            batch, texts, sources, rows, vectors, self._pack(batch, rows), tokens, tokens, asked
         )
 
     def _close(self, run: ModelRun) -> NDArray[Any]:
@@ -236,8 +238,10 @@ class Embedder:
         depth = STARTED_MAX if run.batch.engine.asynchronous else 1
         begins = bool(run.todo) and len(started) < depth
         if begins:
-            self._tell(run)
+            if not run.asked:
+                self.progress(run.batch, run.left / run.tokens)
             rows = self._next(run)
+            run.left -= run.batch.tokenised.tokens_of(rows)
             began = time.monotonic()
         else:
             run, rows, finish, began = started.popleft()
@@ -254,17 +258,12 @@ class Embedder:
             raise
         except Exception as error:  # noqa: BLE001 # a model may raise anything; the chunk pays
             run.todo = self._try_smaller(run.batch, rows, run.todo, error)
+            run.left = sum(map(run.batch.tokenised.tokens_of, run.todo))
         else:
             self._time(run.batch, rows, began, begins=begins)
             if not begins:
                 self._count(run.batch, rows)
         return run
-
-    def _tell(self, run: ModelRun) -> None:
-        """Say how much of a micro-batch is left when a device batch begins."""
-        if not run.asked:
-            left = sum(int(run.batch.tokenised.lengths[rows].sum()) for rows in run.todo)
-            self.progress(run.batch, left / run.tokens)
 
     def _next(self, run: ModelRun) -> NDArray[np.intp]:
         """Take the rows of the next device batch, cut short while requests may come in."""

@@ -119,6 +119,29 @@ def test_out_of_memory_halves_the_budget(engine: SmallDevice | SmallUnpaddedDevi
     assert embedder.budgets.tokens(other, engine) == engine.batch_tokens
 
 
+@pytest.mark.parametrize("engine", [SmallDevice(), SmallUnpaddedDevice()])
+def test_what_is_left_is_told(engine: SmallDevice | SmallUnpaddedDevice) -> None:
+    """Before each device batch the part of all tokens that has no vector yet is told."""
+    texts = [f"{index:02d}" + "x" * (index % 9) for index in range(50)]
+    tokens, told, done = sum(map(len, texts)), list[float](), list[int]()
+
+    def note(_batch: MicroBatch, left: float) -> None:
+        told.append(left * tokens)
+        done.append(sum(len(text) for ran in engine.batches if fits(ran) for text in ran))
+
+    def fits(ran: Sequence[str]) -> bool:
+        try:
+            engine.refuse(ran)
+        except OutOfMemory:
+            return False
+        return True
+
+    run(micro_batch([Block(start=0, texts=texts)], engine), Embedder(progress=note))
+    assert told == pytest.approx([tokens - before for before in done])
+    assert told[0] == told[1] == tokens, "the first was too large"
+    assert 0 < told[-1] <= engine.tokens_max
+
+
 @given(st.lists(st.sampled_from(["one", "two", "bad", "three", ""]), min_size=1, max_size=40))
 def test_a_text_that_repeats_goes_through_the_model_once(texts: list[str]) -> None:
     """Each distinct text is run once, and every chunk of it gets its vector, or its reason."""

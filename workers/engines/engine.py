@@ -92,6 +92,10 @@ class Tokenised:
         """Return the text of each of some rows."""
         return rows if self.owners is None else self.owners[rows]
 
+    def tokens_of(self, rows: NDArray[np.intp]) -> int:
+        """Return the tokens of some rows together."""
+        return int(self.lengths[rows].sum())
+
 
 Finish: TypeAlias = Callable[[], NDArray[np.float32]]
 """Waits for the vectors of a device batch, shape (rows, dimensions)."""
