@@ -121,7 +121,7 @@ def test_out_of_memory_halves_the_budget(engine: SmallDevice | SmallUnpaddedDevi
 
 @pytest.mark.parametrize("engine", [SmallDevice(), SmallUnpaddedDevice()])
 def test_what_is_left_is_told(engine: SmallDevice | SmallUnpaddedDevice) -> None:
-    """Before each device batch the part of all tokens that has no vector yet is told."""
+    """The part of all tokens that has no vector yet is told before each device batch."""
     texts = [f"{index:02d}" + "x" * (index % 9) for index in range(50)]
     tokens, told, done = sum(map(len, texts)), list[float](), list[int]()
 
