@@ -77,6 +77,7 @@ class Fetcher:
             redis.ConnectionError: The server is away.
         """
         self.engines.models.follow_orders()
+        self.engines.models.forget_loads()
         self._yields = self.look_for_requests()
 
     def fetch(self) -> MicroBatch | None:
@@ -128,8 +129,9 @@ class Fetcher:
             log.warning("the wait for a plan goes on: %s", error)
 
     def recover(self) -> None:
-        """Look for leases that a lost reply stranded, at the next fetch."""
+        """Look for leases that a lost reply stranded, and for loads that are counted again."""
         self._rescue_at.clear()
+        self.engines.models.recover()
 
     def _fetch(self, share: JobShare, others: Sequence[JobShare]) -> MicroBatch | None:
         """Fetch a micro-batch of a job, and perhaps others; to load a model may take minutes."""

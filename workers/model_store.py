@@ -67,6 +67,7 @@ class ModelStore:
     loading: str = ""
     _loading_since: float = 0.0
     _begun: str = ""  # the load that is counted, by `weights_key`
+    _outlived: set[str] = field(default_factory=set)  # loads that may be counted still
     _beside: threading.Thread | None = None
     _failures: dict[str, ModelError] = field(default_factory=dict)  # of loads beside, by engine_key
     _failed: dict[str, ModelState] = field(default_factory=dict)  # by `model_key`
@@ -317,11 +318,26 @@ class ModelStore:
 
     def _end_load(self) -> None:
         """Have a load forgotten, since this process outlives it."""
-        model, self._begun, self.loading = self._begun, "", ""
+        self._outlived.add(self._begun)
+        self._begun = self.loading = ""
         try:
-            self.farm.loads.end(self.worker, model)
+            self.forget_loads()
         except UNAVAILABLE as error:
             log.warning("a load is still counted, server away: %s", error)
+
+    def forget_loads(self) -> None:
+        """Have the loads forgotten that this process has outlived.
+
+        Raises:
+            redis.ConnectionError: The server is away.
+        """
+        for model in self._outlived - {self._begun}:
+            self.farm.loads.end(self.worker, model)
+            self._outlived.discard(model)
+
+    def recover(self) -> None:
+        """Have the loads of all models forgotten again: a crash may have brought them back."""
+        self._outlived |= {weights_key(model.spec) for model in list(self.resident)}
 
     def _quarantine(self, reason: str) -> None:
         self.farm.loads.quarantine(self.worker, self._begun, reason)

@@ -1,5 +1,6 @@
 """stored: lists of where workers have stored the vectors, which stay there."""
 
+import errno
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
@@ -22,7 +23,7 @@ from embedfarm.collector.sinks.part_rows import (
 from embedfarm.collector.sinks.stored_listing import Listing, Piece, ask, read_listing, read_vectors
 from embedfarm.collector.stored_vectors import known_places
 from embedfarm.contract.records import Result
-from embedfarm.contract.stored_results import checksum_of, make_name
+from embedfarm.contract.stored_results import StoredFiles, checksum_of, make_name
 
 SUFFIX: Final = "stored.json"
 
@@ -147,7 +148,13 @@ def _put(place: str, indices: NDArray[np.int64], matrix: Matrix) -> list[Piece]:
         return []
     rows = np.ascontiguousarray(matrix)
     name = make_name("", int(indices[0]), int(indices[-1]) + 1)
-    ask(place, lambda files: files.put(name, rows.data))
+
+    def put(files: StoredFiles) -> None:
+        files.put(name, rows.data)
+        if (size := files.size(name)) != rows.nbytes:
+            raise OSError(errno.EIO, f"{size} of {rows.nbytes} bytes of {name} are there")
+
+    ask(place, put)
     bounds = [0, *(1 + np.flatnonzero(np.diff(indices) != 1)).tolist(), len(indices)]
     return [
         Piece(

@@ -143,6 +143,23 @@ def test_what_workers_stored_is_listed(out: Path, place: Path, inline: Sequence[
     assert {path.suffix for path in out.glob("part-*")} == {".json"}
 
 
+def test_what_the_command_stores_itself_is_whole(
+    out: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage that loses the end of a file without a word is asked again."""
+    put, cut = LocalFiles.put, list[str]()
+
+    def lossy(files: LocalFiles, name: str, data: memoryview) -> None:
+        put(files, name, data.cast("B")[: None if cut else -1])
+        cut.append(name)
+
+    results = store(place, inline=[0])
+    monkeypatch.setattr(LocalFiles, "put", lossy)
+    write(out, results)
+    assert len(cut) == 2
+    check(out)
+
+
 def test_an_output_goes_on(out: Path, place: Path) -> None:
     """A run that goes on lists what comes then, and knows what the parts before it list."""
     results = store(place)

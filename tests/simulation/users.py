@@ -247,6 +247,7 @@ class User:
         """
         self.scene.say(f"{work.place.out.name}, job {work.place.job_id}: {error!r}")
         reacts = self.scene.lively or self.scene.shelf is not None
+        reacts = reacts or isinstance(error, ModelRefused)
         reaction = self._reaction(work, error) if reacts else None
         if reaction is None:
             raise Failure(f"ended without a reason: {error!r}") from error

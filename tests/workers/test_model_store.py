@@ -211,6 +211,39 @@ def test_a_load_left_behind_by_a_stop_counts_as_none(
     assert counts == [1, 0]
 
 
+def test_a_load_is_forgotten_when_the_server_is_back(
+    client: redis.Redis, engines: JobEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that ended while the server was away is no longer counted once it is back."""
+    spec, loads, end = JobSpec(model="null:4"), engines.farm.loads, engines.farm.loads.end
+
+    def away(*_: object) -> None:
+        raise redis.ConnectionError("away")
+
+    give(client, "j", spec)
+    monkeypatch.setattr(loads, "end", away)
+    assert engines.prepare("j") is not None
+    assert loads.attempts("w", weights_key(spec)).count == 1
+    monkeypatch.setattr(loads, "end", end)
+    engines.models.forget_loads()
+    assert loads.attempts("w", weights_key(spec)).count == 0
+
+
+def test_a_load_that_a_crash_brings_back_is_forgotten(
+    client: redis.Redis, engines: JobEngines
+) -> None:
+    """A server that forgets that a load has ended is told again after the outage."""
+    spec, loads = JobSpec(model="null:4"), engines.farm.loads
+    give(client, "j", spec)
+    assert engines.prepare("j") is not None
+    loads.begin("w", weights_key(spec))  # as it was before the load had ended
+    engines.models.forget_loads()
+    assert loads.attempts("w", weights_key(spec)).count == 1, "no outage was noticed"
+    engines.models.recover()
+    engines.models.forget_loads()
+    assert loads.attempts("w", weights_key(spec)).count == 0
+
+
 def test_a_job_that_is_refused_again_is_logged_once(
     client: redis.Redis,
     engines: JobEngines,
