@@ -42,11 +42,11 @@ class RollCall:
         (seconds, microseconds), listed = pipe.execute()
         now = seconds + microseconds / 1e6
         came = dict(sorted((name.decode(errors="replace"), at) for name, at in listed))
-        same = {name: beat for name, (at, beat) in self._read.items() if at == came.get(name)}
+        same = {name for name, (at, _) in self._read.items() if at == came.get(name)}
         believed = {
             name
-            for name, beat in same.items()
-            if beat is None or 0 <= now - came[name] < self.fresh_seconds
+            for name in same
+            if self._read[name][1] is None or 0 <= now - came[name] < self.fresh_seconds
         }
         asked = [name for name in came if name not in believed]
         pipe.zremrangebyscore(wire.WORKERS, "-inf", now - WORKER_SECONDS)
@@ -55,14 +55,13 @@ class RollCall:
         found = dict(zip(asked, pipe.execute()[1:], strict=True))
         read: dict[str, tuple[float, Heartbeat | None]] = {}
         for name, at in came.items():
-            data = found.get(name, b"")
-            noted = at if _is_last(at, now) else math.nan
+            data = found.get(name)
             if name in believed or (data is not None and name in same):
                 read[name] = self._read[name]
-            elif data is None:
-                read[name] = noted, None
-            elif beat := self._decode(name, data):
-                read[name] = noted, beat
+                continue
+            beat = None if data is None else self._decode(name, data)
+            if data is None or beat is not None:
+                read[name] = at if _is_last(at, now) else math.nan, beat
         self._read = read
         lost = {name: max(0.0, now - came[name]) for name, (_, beat) in read.items() if not beat}
         return [beat for _, beat in read.values() if beat], lost
