@@ -15,7 +15,7 @@ from embedfarm.collector.known_vectors import FilledResult, KnownVectors
 from embedfarm.collector.manifest import About, Manifest, OutputError, Part
 from embedfarm.collector.output import Output
 from embedfarm.collector.result_span import check_place
-from embedfarm.collector.source_check import SourceChanged, SourceCheck
+from embedfarm.collector.source_check import RowsDiffer, SourceChanged, SourceCheck
 from embedfarm.collector.stored_vectors import StoredVectors
 from embedfarm.collector.writer import Writer
 from embedfarm.contract.broker import UNAVAILABLE, persist
@@ -237,12 +237,15 @@ class Collector:
         return result
 
     def _check(self, result: Result) -> Result | None:
-        """Return the result if it was made of the source's texts; None if not, or after `stop`."""
-        source = self.source
-        checked = result if source is None else source.accept(result, self.stop)
-        if checked is None and not self.stop.is_set() and not (source and source.abandoned):
-            self._damaged = result.start, DIFFERS
-        return checked
+        """Return the result if it was made of the source's rows; None if not, or not read yet."""
+        if self.source is None:
+            return result
+        try:
+            return self.source.accept(result)
+        except RowsDiffer:
+            if not self.source.abandoned:
+                self._damaged = result.start, DIFFERS
+        return None
 
     def _lose(self, start: int, reason: str) -> None:
         """Have a wrong or damaged result made anew, with all that is not on disk.

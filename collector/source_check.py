@@ -39,6 +39,10 @@ class SourceChanged(OutputError):
         self.part = part
 
 
+class RowsDiffer(Exception):
+    """Raised when a result was made of other rows than those that the source has in its place."""
+
+
 class Mark(msgspec.Struct, frozen=True):
     """A place in a source from which a later run can read on.
 
@@ -253,23 +257,30 @@ class SourceCheck:
 
     # The collector's side.
 
-    def accept(self, result: Result, stop: threading.Event) -> Result | None:
-        """Return a result once its rows were read, if it was made of them.
-
-        None else, or when `stop` is set or the source is abandoned before its rows were read.
+    def accept(self, result: Result) -> Result | None:
+        """Return a result that was made of its rows of the source.
 
         A chunk that failed may have the checksum of whatever was found in its place; the answer has
         those of the source.
+
+        Returns:
+            The result; None if its rows are not read yet, after a moment's wait, or if the source
+            is abandoned and lacks them.
+
+        Raises:
+            RowsDiffer: The source has other rows there, or ends before.
         """
         end = result.start + result.count
         with self._changed:
-            while self._prefix.count < end and self.count is None:
-                if stop.is_set() or self.abandoned:
-                    return None
-                self._changed.wait(WAIT_SECONDS)
+            self._changed.wait_for(
+                lambda: self._prefix.count >= end or self.count is not None or self.abandoned,
+                WAIT_SECONDS,
+            )
+            if self._prefix.count < end and self.count is None:
+                return None
             first = result.start - self._first
             if first < 0 or self._prefix.count < end:
-                return None
+                raise RowsDiffer
             rows = slice(first, first + result.count)
             ids = self._ids[rows] if self._with_ids else None
             checksums = bytes(
@@ -336,23 +347,28 @@ class SourceCheck:
 
 def _agree(
     result: Result, checksums: bytes, ids: list[str] | None, places: NDArray[np.int64]
-) -> Result | None:
+) -> Result:
     """Return the result with the source's checksums, if all that did not fail was made of it.
 
     A vector that it lacks has to be known: an earlier run may have known others. It gets the ids of
     the source if it has none, as that of a block has which only refers to its texts.
+
+    Raises:
+        RowsDiffer: It was made of other rows, or lacks a vector that is not known.
     """
-    if len(checksums) != result.count * CHECKSUM_BYTES or result.ids not in (None, ids):
-        return None
     known = np.frombuffer(result.known or bytes(result.count), np.bool_)
-    if known.any() and not (len(places) and (places[known] != NOWHERE).all()):
-        return None
+    if (
+        len(checksums) != result.count * CHECKSUM_BYTES
+        or result.ids not in (None, ids)
+        or (known.any() and not (len(places) and (places[known] != NOWHERE).all()))
+    ):
+        raise RowsDiffer
     ours = np.frombuffer(checksums, "<u4")
     differs = np.zeros(result.count, np.bool_)
     differs[~known] = np.frombuffer(result.checksums, "<u4") != ours[~known]
     differs[[error.index - result.start for error in result.errors]] = False
     if differs.any():
-        return None
+        raise RowsDiffer
     return msgspec.structs.replace(result, checksums=checksums, ids=ids)
 
 

@@ -1,6 +1,5 @@
 """Tests of vectors that are there already: where they are found, and how results are filled."""
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,12 +16,11 @@ from embedfarm.collector.known_vectors import Known, KnownVectors
 from embedfarm.collector.manifest import About, OutputError, read_failures, read_manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.output_reader import OutputReader
-from embedfarm.collector.source_check import SourceCheck
+from embedfarm.collector.source_check import RowsDiffer, SourceCheck
 from embedfarm.collector.text_digests import DIGESTS_FILE, text_digests
 from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
 
 ABOUT: Final = About(job="j", model="m", fingerprint={}, source={}, created=0.0)
-STOP: Final = threading.Event()
 BAD: Final = 7  # a text that cannot be embedded
 # Few texts, so that most stand several times, and rows are cut into results at any place.
 CORPORA: Final = st.lists(
@@ -67,7 +65,7 @@ def write(
                 made, start = embed(start, rows, salt), start + len(batch)
                 if start <= output.buffered.stop:
                     continue
-                accepted = source.accept(made, STOP)
+                accepted = source.accept(made)
                 assert accepted is not None
                 filled = known.fill(accepted, source.places(made), output)
                 before = output.chunks_reused
@@ -132,12 +130,14 @@ def test_a_result_without_its_vectors_is_not_written(tmp_path: Path) -> None:
     source = SourceCheck()
     source.begin([])
     source.feed(Rows(["1", "2"], None))
-    assert source.accept(result, STOP) is None
+    with pytest.raises(RowsDiffer):
+        source.accept(result)
     source.known = KnownVectors(tmp_path / "known", 1, tmp_path, ())
     source.begin([])
     source.feed(Rows(["1", "2"], None))
     assert source.places(result).tolist() == [NOWHERE, NOWHERE]
-    assert source.accept(result, STOP) is None
+    with pytest.raises(RowsDiffer):
+        source.accept(result)
 
 
 def test_an_output_that_was_begun_without_digests_goes_on(tmp_path: Path) -> None:

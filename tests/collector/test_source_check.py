@@ -17,6 +17,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.window import FarmWindow
 from tests.hash_worker import VECTOR_BYTES, Bench, HashWorker, text_of, vectors_of
 from tests.support import LiveServer, wait_until
 
@@ -125,6 +126,31 @@ def test_a_reading_that_is_abandoned(bench: Bench, tmp_path: Path) -> None:
         with pytest.raises(JobCancelled, match="up to chunk 30"):
             done.result(30)
         assert output.next_index == 30
+
+
+def test_results_of_rows_that_are_not_read_yet(bench: Bench, tmp_path: Path) -> None:
+    """Later results wait, and what was compared goes to the disk if the farm's window is full.
+
+    The producer reads no further until there is room, which the collector alone can make.
+    """
+    settings = Settings(farm_window_bytes_max=1)
+    job, worker = Job(bench.client(), "j"), HashWorker(bench.client(), "j", settings)
+    job.create(JobSpec(model="hash"), 0)
+    source, all_rows = SourceCheck(), rows(changed=False)
+    assert all_rows.ids is not None
+    with Output(tmp_path, {}, sink="parquet", part_bytes_max=1 << 20) as output:
+        source.begin(output.parts)
+        source.feed(Rows(all_rows.texts[:30], all_rows.ids[:30]))
+        push(job, all_rows, 0)
+        worker.step()
+        window = FarmWindow(job.client, settings)
+        collector = Collector(Job(bench.client(), "j"), output, settings, bench.stop, source=source)
+        done = bench.run(collector.collect)
+        wait_until(lambda: not window.reserve((s := job.status()), 0, [1]) and s.drained_upto == 30)
+        assert output.next_index == 30
+        source.feed(Rows(all_rows.texts[30:], all_rows.ids[30:]))
+        source.end()
+        assert done.result(30) == COUNT
 
 
 def read(path: Path) -> list[list[float]]:

@@ -202,9 +202,9 @@ def test_nothing_is_written_while_it_starts_over(
     stale = threading.Event()
     accept, start_over = SourceCheck.accept, Submitter.start_over
 
-    def accept_late(check: SourceCheck, result: Result, stop: threading.Event) -> Result | None:
+    def accept_late(check: SourceCheck, result: Result) -> Result | None:
         assert stale.wait(60)
-        return accept(check, result, stop)
+        return accept(check, result)
 
     def start_over_late(submitter: Submitter, upto: int) -> None:
         stale.set()
