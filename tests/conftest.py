@@ -48,7 +48,15 @@ if (
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 TESTS: Final = Path(__file__).parent
-FARMS: Final = {"benchmarks", "chaos", "farm", "faults", "test_wheel.py"}
+FARMS: Final = {
+    "benchmarks",
+    "chaos",
+    "farm",
+    "faults",
+    "test_crash.py",
+    "test_kills.py",
+    "test_wheel.py",
+}
 SHARED: Final = re.compile(r'@pytest\.fixture\(scope="(module|session)"|\bshared_farm\b')
 
 
@@ -134,16 +142,21 @@ def _length(item: pytest.Item) -> int:
     module = item.nodeid.partition("::")[0]
     if item.get_closest_marker("timeout") is not None or _shares_fixture(module):
         return 2
-    return int("from tests.farm" in _text(module))
+    return int(_starts_programs(module))
 
 
 @functools.cache
-def _text(module: str) -> str:
-    return (TESTS.parent / module).read_text(encoding="utf-8")
+def _starts_programs(module: str) -> bool:
+    return "from tests.farm" in _text(module)
 
 
+@functools.cache
 def _shares_fixture(module: str) -> bool:
     return SHARED.search(_text(module)) is not None
+
+
+def _text(module: str) -> str:
+    return (TESTS.parent / module).read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)

@@ -61,9 +61,9 @@ def test_it_goes_on(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     first = soak("--seeds", 2, "--keep", kept)
     assert "| seeds | 0 to 1 |" in figures(first)
-    again = soak("--seeds", 5, "--keep", kept)
-    assert figures(again) == figures(soak("--seeds", 5))
-    assert soak("--seeds", 5, "--keep", kept).stdout == again.stdout  # nothing was run
+    again = soak("--seeds", 4, "--keep", kept)
+    assert figures(again) == figures(soak("--seeds", 4))
+    assert soak("--seeds", 4, "--keep", kept).stdout == again.stdout  # nothing was run
 
 
 @pytest.mark.parametrize("other", [["--seed0", 4], []], ids=["seeds", "code"])
@@ -73,7 +73,7 @@ def test_not_from_what_is_of_others(tmp_path: Path, other: list[object]) -> None
     figures(soak("--seeds", 1, "--keep", kept))
     if not other:
         kept.write_text(kept.read_text().replace('"of":["', '"of":["0'))
-    done = soak("--seeds", 5, "--keep", kept, *other)
+    done = soak("--seeds", 2, "--keep", kept, *other)
     assert done.returncode
     assert "is of code and seed" in done.stderr
 
