@@ -25,6 +25,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Result
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.sizing import has_room
 from embedfarm.contract.status import JobGone, JobStatus, is_gone
 from embedfarm.contract.window import FarmWindow
 
@@ -188,7 +189,7 @@ class Collector:
                 self._persist(self._take_straddling)
                 last_look = True
             else:
-                self._wait()
+                self._wait(status)
             upto = self.output.buffered.stop
         return None
 
@@ -411,7 +412,7 @@ class Collector:
 
     # Waiting.
 
-    def _wait(self) -> None:
+    def _wait(self, status: JobStatus | None) -> None:
         """Wait for a result; when none comes, see what a server may have lost meanwhile.
 
         The client renews an idle connection without a word, so that an outage is not always met as
@@ -421,12 +422,12 @@ class Collector:
         if not self._persist(lambda: self.job.wait(self.job.keys.result_wakeup, seconds)):
             self._persist(self._forget_durable)
             self._persist(self._take_straddling)
-            if self._persist(self._holds_up):
+            if self._persist(partial(self._holds_up, status)):
                 self.close_part()
 
-    def _holds_up(self) -> bool:
-        """Tell whether the server is short of room, and nobody works on more for the part begun."""
-        self._short = bool(self.output.buffered) and self._window.seen().short
+    def _holds_up(self, status: JobStatus | None) -> bool:
+        """Tell whether the part begun takes the room for more, on which nobody works therefore."""
+        self._short = bool(self.output.buffered) and self._lacks_room(status)
         if not self._short:
             return False
         try:
@@ -436,6 +437,11 @@ class Collector:
                 raise
             self._short = False
             return False  # its status will say so
+
+    def _lacks_room(self, status: JobStatus | None) -> bool:
+        """Tell whether producers wait for the farm's window, or workers for this job's results."""
+        room = self._window.seen()
+        return room.short or (status is not None and not has_room(status, self.settings, room))
 
     def _persist(self, attempt: Callable[[], T]) -> T:
         """Return the answer of `attempt`, which is repeated over outages of the server."""

@@ -241,6 +241,19 @@ def test_drained(collecting: Collecting) -> None:
     assert 0 < collecting.job.status().result_bytes < size / 3
 
 
+def test_results_that_fill_no_part_leave_room(collecting: Collecting) -> None:
+    """A part is closed before it is full if its results alone are as many as workers make."""
+    settings = SETTINGS.model_copy(update={"results_bytes_max": 500})
+    worker = HashWorker(collecting.bench.client(), "j", settings)
+    collecting.push(*range(0, 50, 2))  # more blocks than are leased at a time, less than a part
+    collecting.bench.run(worker.run, collecting.bench.stop)
+    collector = Collector(
+        Job(collecting.bench.client(), "j"), collecting.output, settings, collecting.bench.stop
+    )
+    assert collecting.bench.run(collector.collect).result(20) == 48
+    collecting.check(48)
+
+
 def test_stale_results(collecting: Collecting) -> None:
     """Results that a server made anew after a loss, and the disk has, are forgotten."""
     collecting.output.add(result_of(block(0, PART_CHUNKS)))
