@@ -66,7 +66,7 @@ test: .venv/installed-dev ## The tests, but for those of whole farms, slow ones,
 
 # More would keep the processor from workers that are killed again and again.
 farms: PROCESSES = 4
-farms: .venv/installed-dev ## The tests of whole farms: kills, networks, releases, benchmarks in short.
+farms: .venv/installed-dev ## The tests of whole farms: kills, networks, releases, random requests, benchmarks in short.
 	$(BIN)/python -m pytest $(PARALLEL) -m "farm and $(WITH_PIP)" $(ARGS)
 
 # Tests that measure time may fail while every line is traced: that is no matter here.

@@ -107,7 +107,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Let the garbage collector forget what all the modules hold: each of its runs looks at it."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

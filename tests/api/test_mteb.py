@@ -13,6 +13,7 @@ from embedfarm.contract.settings import DEFAULT_MODEL
 # MTEB's own use of what it, and sentence-transformers, have renamed.
 @pytest.mark.filterwarnings("ignore:The fill_missing parameter:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The `get_sentence_embedding_dimension`:FutureWarning")
+@pytest.mark.farm
 @pytest.mark.timeout(300)  # so that it begins early
 def test_mteb() -> None:
     """MTEB gives a farm the scores of the SentenceTransformer in the same precision."""

@@ -147,6 +147,7 @@ def busy(server: LiveServer, client: redis.Redis, tmp_path: Path) -> Iterator[Li
         yield server
 
 
+@pytest.mark.farm
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of an answer with vectors
 @pytest.mark.timeout(1200)  # some minutes on a machine that others use too
 @pytest.mark.parametrize("jobs", [True, False], ids=["jobs", "others"])
