@@ -48,7 +48,7 @@ def test_names_say_who_needs_a_file(generation: str, start: int, count: int, upt
     for each in (name, f"{name}.embedfarm.tmp"):
         assert is_left_over(each, upto, generation) == (end <= upto)
         assert is_left_over(each, upto, "") == (end <= upto)
-        assert is_left_over(each, upto, "77+")
+        assert is_left_over(each, upto, f"{generation}+")
     assert not is_name(f"{name}.embedfarm.tmp")
 
 
