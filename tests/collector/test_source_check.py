@@ -1,6 +1,9 @@
 """Test of a source that is read more than once in one run: its last reading counts."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -106,14 +109,25 @@ def test_what_is_damaged_after_a_change(bench: Bench, tmp_path: Path) -> None:
         assert done.result(30) == COUNT
 
 
-def test_a_reading_that_is_abandoned(bench: Bench, tmp_path: Path) -> None:
-    """A cancelled job is collected as far as its source was read in this run."""
-    settings = Settings()
+@dataclass
+class HalfRead:
+    """A job of which all is embedded, and 30 rows of the source are read and collected."""
+
+    job: Job
+    source: SourceCheck
+    output: Output
+    done: Future[int | None]
+    rest: Rows
+
+
+@contextmanager
+def half_read(bench: Bench, directory: Path, settings: Settings) -> Iterator[HalfRead]:
+    """Collect a job until the rows that are read end."""
     job, worker = Job(bench.client(), "j"), HashWorker(bench.client(), "j", settings)
     job.create(JobSpec(model="hash"), 0)
     source, all_rows = SourceCheck(), rows(changed=False)
     assert all_rows.ids is not None
-    with Output(tmp_path, {}, sink="parquet", part_bytes_max=1 << 20) as output:
+    with Output(directory, {}, sink="parquet", part_bytes_max=1 << 20) as output:
         source.begin(output.parts)
         source.feed(Rows(all_rows.texts[:30], all_rows.ids[:30]))
         push(job, all_rows, 0)
@@ -121,11 +135,17 @@ def test_a_reading_that_is_abandoned(bench: Bench, tmp_path: Path) -> None:
         collector = Collector(Job(bench.client(), "j"), output, settings, bench.stop, source=source)
         done = bench.run(collector.collect)
         wait_until(lambda: output.buffered.stop == 30)
-        job.cancel()
-        source.abandon()
+        yield HalfRead(job, source, output, done, Rows(all_rows.texts[30:], all_rows.ids[30:]))
+
+
+def test_a_reading_that_is_abandoned(bench: Bench, tmp_path: Path) -> None:
+    """A cancelled job is collected as far as its source was read in this run."""
+    with half_read(bench, tmp_path, Settings()) as half:
+        half.job.cancel()
+        half.source.abandon()
         with pytest.raises(JobCancelled, match="up to chunk 30"):
-            done.result(30)
-        assert output.next_index == 30
+            half.done.result(30)
+        assert half.output.next_index == 30
 
 
 def test_results_of_rows_that_are_not_read_yet(bench: Bench, tmp_path: Path) -> None:
@@ -134,23 +154,13 @@ def test_results_of_rows_that_are_not_read_yet(bench: Bench, tmp_path: Path) -> 
     The producer reads no further until there is room, which the collector alone can make.
     """
     settings = Settings(farm_window_bytes_max=1)
-    job, worker = Job(bench.client(), "j"), HashWorker(bench.client(), "j", settings)
-    job.create(JobSpec(model="hash"), 0)
-    source, all_rows = SourceCheck(), rows(changed=False)
-    assert all_rows.ids is not None
-    with Output(tmp_path, {}, sink="parquet", part_bytes_max=1 << 20) as output:
-        source.begin(output.parts)
-        source.feed(Rows(all_rows.texts[:30], all_rows.ids[:30]))
-        push(job, all_rows, 0)
-        worker.step()
-        window = FarmWindow(job.client, settings)
-        collector = Collector(Job(bench.client(), "j"), output, settings, bench.stop, source=source)
-        done = bench.run(collector.collect)
-        wait_until(lambda: not window.reserve((s := job.status()), 0, [1]) and s.drained_upto == 30)
-        assert output.next_index == 30
-        source.feed(Rows(all_rows.texts[30:], all_rows.ids[30:]))
-        source.end()
-        assert done.result(30) == COUNT
+    with half_read(bench, tmp_path, settings) as half:
+        window, status = FarmWindow(half.job.client, settings), half.job.status
+        wait_until(lambda: not window.reserve((s := status()), 0, [1]) and s.drained_upto == 30)
+        assert half.output.next_index == 30
+        half.source.feed(half.rest)
+        half.source.end()
+        assert half.done.result(30) == COUNT
 
 
 def read(path: Path) -> list[list[float]]:
