@@ -418,6 +418,7 @@ def test_a_server_brings_a_damaged_result_back(
     wait_until(lambda: not collecting.job.results.starts())
     crash(server, size)
     wait_until(lambda: caplog.text.count("result 0 of job j is made anew") == 2)
+    wait_until(lambda: not collecting.job.results.starts())
     collecting.push(0, 10)
     collecting.work()
     assert done.result(60) == 10

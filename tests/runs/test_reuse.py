@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -374,14 +375,26 @@ def test_a_run_goes_on_after_each_kill(old: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def stopped(old: Path, tmp_path: Path) -> tuple[Path, list[str]]:
-    """An output that was killed after its first parts, and the texts of its corpus."""
-    texts, out = changed(TEXTS), tmp_path / "out"
+    """An output that was killed after its first parts, and the texts of its corpus.
+
+    Beside other tests this process may be too late, so that it tries more than once.
+    """
+    texts = changed(TEXTS)
     corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
-    embedding = Embedding((corpus, *MODEL, "--reuse", old), out, SLOW_PARTS)
+    for attempt in range(5):
+        out = tmp_path / f"out-{attempt}"
+        if kill_between_parts((corpus, *MODEL, "--reuse", old), out) < len(texts) - 100:
+            return out, texts
+    pytest.fail("each was done before it was killed")
+
+
+def kill_between_parts(words: Sequence[object], out: Path) -> int:
+    """Kill a command after its first parts; return how many rows it wrote, all if it had ended."""
+    embedding = Embedding(words, out, SLOW_PARTS)
     wait_until(lambda: len(parts_of(out)) > 1 or embedding.process.poll() is not None)
     embedding.kill()
-    assert 0 < parts_of(out)[-1].end < len(texts) - 100, embedding.log()
-    return out, texts
+    parts = parts_of(out)
+    return parts[-1].end if parts else sys.maxsize
 
 
 def parts_of(out: Path) -> Sequence[Part]:
