@@ -1,5 +1,6 @@
 """Tests of the roles on their own against a given server, as on several machines."""
 
+import contextlib
 import json
 import os
 import signal
@@ -126,7 +127,10 @@ def test_a_killed_worker_is_seen_to_have_been(
 ) -> None:
     """A worker that is killed is in the timeline with the signal, and its restart is counted."""
     farm = FarmClient(client)
-    with role(server, tmp_path, "schedule"), role(server, tmp_path, *WORK):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(role(server, tmp_path, "schedule"))
+        wait_until(lambda: farm.plans.decisions(1), 30)  # one who is there before has not joined
+        stack.enter_context(role(server, tmp_path, *WORK))
         wait_until(lambda: "took over" in told(farm) and "joined" in told(farm), 30)
         [first] = farm.workers()
         os.kill(first.pid, signal.SIGKILL)
