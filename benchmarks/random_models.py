@@ -89,7 +89,7 @@ def build(architecture: Architecture, directory: Path, seed: int = SEED) -> None
     """Write a sentence-transformers model in float32, with the same weights each time."""
     torch.manual_seed(seed)
     transformer = directory / "transformer"
-    model = AutoModel.from_config(architecture.config)  # type: ignore[no-untyped-call] # not annotated
+    model = AutoModel.from_config(architecture.config)
     model.save_pretrained(transformer)
     tokenizer = AutoTokenizer.from_pretrained(model_files.resolve(MODEL))
     tokenizer.padding_side = architecture.padding_side

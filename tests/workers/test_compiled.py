@@ -61,7 +61,7 @@ def attend_by_mask(
 @pytest.fixture(autouse=True)
 def attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Attention that can be traced whole, few texts to try with, and no graphs of other tests."""
-    interface = AttentionInterface()  # type: ignore[no-untyped-call] # it has no annotations
+    interface = AttentionInterface()
     before = interface[NAME]
     AttentionInterface.register(NAME, attend_by_mask)
     monkeypatch.setattr(calibration, "calibration_texts", lambda: list(SENTENCES))

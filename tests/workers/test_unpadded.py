@@ -57,7 +57,7 @@ def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def attentions() -> Iterator[AttentionInterface]:
     """Attentions that a test may replace."""
-    interface = AttentionInterface()  # type: ignore[no-untyped-call] # it has no annotations
+    interface = AttentionInterface()
     before = {name: interface[name] for name in (NAME, "sdpa")}
     yield interface
     for name, function in before.items():
@@ -158,7 +158,7 @@ def test_texts_lie_as_transformers_lays_them() -> None:
     rows = np.asarray([3, 0, 1])
     lengths = np.asarray([len(texts[row]) for row in rows])
     ours = lay_end_to_end(tokens, lengths, rows, first_position=0)
-    collate = DataCollatorWithFlattening(  # type: ignore[no-untyped-call] # it has no annotations
+    collate = DataCollatorWithFlattening(
         return_position_ids=True, return_seq_idx=True, return_flash_attn_kwargs=True
     )
     theirs = collate([{"input_ids": texts[row]} for row in rows])

@@ -73,7 +73,7 @@ def byte_pairs() -> Tokenizer:
 
 def bert_tokenizer() -> PreTrainedTokenizerFast:
     """WordPiece tokens, padded on the right."""
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # it has no annotations
+    return PreTrainedTokenizerFast(
         tokenizer_object=word_pieces(),
         pad_token="[PAD]",  # noqa: S106 # a word of the vocabulary
         unk_token="[UNK]",  # noqa: S106 # same
@@ -143,7 +143,7 @@ def modern_bert(directory: Path) -> Transformer:
 
 def decoder_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE tokens, padded on the left."""
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # it has no annotations
+    return PreTrainedTokenizerFast(
         tokenizer_object=byte_pairs(),
         pad_token="<|pad|>",  # noqa: S106 # a word of the vocabulary
         eos_token="<|end|>",  # noqa: S106 # same
