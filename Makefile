@@ -26,8 +26,10 @@ SOURCES := embedfarm contract readers producer scheduler workers collector runs 
 help: ## Show this help.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
+# The pip that comes with Python 3.11 takes twice as long to see that all is pinned.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) pip==26.3
 	$(PIP) $(TORCH)
 	$(PIP) --editable '.[all]'
 	touch $@
