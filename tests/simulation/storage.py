@@ -6,6 +6,7 @@ a run may be damaged or lost without a word. Nothing that was put is forgotten b
 
 import errno
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -13,7 +14,7 @@ from typing import Final
 
 from embedfarm.collector import stored_vectors
 from embedfarm.collector.sinks import stored_listing
-from embedfarm.collector.stored_vectors import VectorsLost
+from embedfarm.collector.stored_vectors import REMOVALS_MAX, VectorsLost
 from embedfarm.runs import stored_place
 from embedfarm.workers import result_storage
 from tests.simulation.states import State
@@ -49,6 +50,7 @@ class Storage:
         objects: The objects of each place, by name.
         made: When each place was made last, and by which program.
         removed: When each place was removed last.
+        refusals: How often the removal of a place was refused, by process and place.
     """
 
     world: World
@@ -59,6 +61,7 @@ class Storage:
     objects: dict[str, dict[str, bytes]] = field(default_factory=dict)
     made: dict[str, tuple[float, str]] = field(default_factory=dict)
     removed: dict[str, float] = field(default_factory=dict)
+    refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
     put_at: dict[str, float] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
@@ -100,12 +103,15 @@ class Storage:
     def left(self, since: float, listed: Collection[str]) -> list[str]:
         """Return what is not listed of places that this program has made since a moment.
 
-        An object that was put behind the end of its job may stay, if its worker was killed then.
+        An object that was put behind the end of its job may stay, if its worker was killed then;
+        and a place whose removal was refused as many times as a program tries.
         """
         return [
             f"{place}/{name}"
             for place, (made, by) in self.made.items()
-            if made >= since and by == self.program
+            if made >= since
+            and by == self.program
+            and self.refusals[self.world.process.name, place] < REMOVALS_MAX
             for name in self.objects.get(place, {})
             if name not in listed and self.put_at[name] <= self.removed.get(place, self.world.now)
         ]
@@ -190,9 +196,13 @@ class SimulatedFiles:
 
     def remove(self, kept: Collection[str] = ()) -> None:
         """Delete all objects but those that are kept; the listing is whole by then."""
-        self.storage.refuse()
-        self.storage.removed[self.place] = self.storage.world.now
-        self.delete([name for name in self._objects if name not in kept])
+        try:
+            self.storage.refuse()
+            self.storage.removed[self.place] = self.storage.world.now
+            self.delete([name for name in self._objects if name not in kept])
+        except OSError:
+            self.storage.refusals[self.storage.world.process.name, self.place] += 1
+            raise
 
 
 def put_on(storage: Storage | None) -> None:

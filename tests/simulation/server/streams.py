@@ -233,8 +233,10 @@ def list_range(keys: Keyspace, words: Words) -> Reply:
     stream = keys.find(words[1], Stream)
     if stream is None:
         return []
+    if count <= 0:
+        return None
     ids = stream.between(first, last)
-    return stream.rows((ids[::-1] if backwards else ids)[: max(0, count)])
+    return stream.rows((ids[::-1] if backwards else ids)[:count])
 
 
 def reading(words: Words, first: int) -> tuple[dict[bytes, Words], Words, Words]:
