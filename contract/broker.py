@@ -7,6 +7,7 @@ started again on its directory.
 import contextlib
 import functools
 import logging
+import math
 import os
 import shutil
 import socket
@@ -38,6 +39,7 @@ READ_BYTES: Final = 1 << 20
 FIRST_PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0
 WARNING_SECONDS: Final = 10.0  # between two that say the same
+NOTICE_SECONDS: Final = 2.0  # without an answer, until somebody is told what is waited for
 HOST_NAME: Final = "EMBEDFARM_HOST_NAME"
 KEEPS_KEYS: Final = "noeviction"  # the `maxmemory-policy` of a server that refuses writes instead
 
@@ -142,8 +144,9 @@ def persist(
         redis.AuthenticationError: The server refuses us, which waiting does not change. Nor does it
             change a certificate that is not trusted, which is a `redis.ConnectionError`.
     """
-    deadline = time.monotonic() + seconds_max
-    warn_at = 0.0
+    began = time.monotonic()
+    deadline = began + seconds_max
+    warn_at, notice_at = 0.0, began + NOTICE_SECONDS
     pause = FIRST_PAUSE_SECONDS
     failed = False
     while True:
@@ -162,6 +165,11 @@ def persist(
                     warn_at = now + WARNING_SECONDS
             if stopped or now > deadline:
                 raise
+            if now >= notice_at and not isinstance(error, FULL):
+                log.warning(
+                    "the server is not available, waiting for up to %.0f s: %s", seconds_max, error
+                )
+                notice_at = math.inf
             pause = min(2 * pause, PAUSE_SECONDS_MAX)
 
 

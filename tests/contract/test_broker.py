@@ -135,6 +135,17 @@ def test_persist_heeds_the_stop() -> None:
     assert flaky.errors
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(0.1, 0), (1.0, 1)])
+def test_persist_says_once_that_it_waits(
+    seconds: float, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log says, with the reason, that a server is waited for longer than a moment."""
+    clock = count(0.0, seconds)
+    monkeypatch.setattr(broker, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert persist(Flaky(*[AWAY] * 5).attempt, threading.Event(), 60) == "answer"
+    assert caplog.messages == ["the server is not available, waiting for up to 60 s: away"] * told
+
+
 def test_persist_heeds_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stays away is given up when the time is over, and not before."""
     clock = count(0.0, 0.1)  # a tenth of a second passes from one look at it to the next

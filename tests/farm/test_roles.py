@@ -180,6 +180,12 @@ def test_a_missing_server_is_a_sentence(tmp_path: Path) -> None:
     done = run("doctor", "--redis", url)
     assert done.returncode == 1
     assert "secret" not in done.stdout + done.stderr
+    corpus = write_corpus(tmp_path / "corpus.jsonl", ["a text"])
+    words = "embed", corpus, "--out", tmp_path / "out", "--redis", url, *MODEL
+    done = run(*words, environment={"EMBEDFARM_RECONNECT_SECONDS_MAX": "3"})
+    assert done.returncode == 1
+    assert "is not available, waiting for up to 3 s: " in done.stderr
+    assert "secret" not in done.stdout + done.stderr
     done = run("workers", environment={"HOME": str(tmp_path)})
     assert done.returncode == 2
     assert "EMBEDFARM_REDIS_URL" in done.stderr
