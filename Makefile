@@ -29,7 +29,7 @@ help: ## Show this help.
 # The pip that comes with Python 3.11 takes twice as long to see that all is pinned.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) pip==26.3
+	$(PIP) --upgrade pip
 	$(PIP) $(TORCH)
 	$(PIP) --editable '.[all]'
 	touch $@

@@ -133,7 +133,7 @@ def main() -> NoReturn:
     parser.add_argument("--device", required=True)
     arguments = parser.parse_args()
     start_logging(logging.INFO)
-    disable_progress_bar()  # type: ignore[no-untyped-call] # it has no annotations
+    disable_progress_bar()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     orders: Orders = queue.Queue(maxsize=ORDERS_MAX)

@@ -149,7 +149,7 @@ class SentenceTransformerEngine:
             NoRoom: There is no memory for it now.
             ModelError: The model is not to be had, or does not work.
         """
-        disable_progress_bar()  # type: ignore[no-untyped-call] # it has no annotations
+        disable_progress_bar()
         directory = model_files.resolve(spec.model, cache)
         dtype = resolve_dtype(spec.dtype, device)
         try:
