@@ -57,6 +57,15 @@ FARMS: Final = {
     "test_kills.py",
     "test_wheel.py",
 }
+DIRECT: Final = {
+    "contract",
+    "test_collect.py",
+    "test_commit.py",
+    "test_fetch.py",
+    "test_server.py",
+    "test_submitter.py",
+}
+"""Tests of what speaks to a server itself, which run on each of `SERVERS`; others on the first."""
 SHARED: Final = re.compile(r'@pytest\.fixture\(scope="(module|session)"|\bshared_farm\b')
 
 
@@ -100,8 +109,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(trylast=True)  # after they are shuffled
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes long first, and the tests that measure time last, so that nobody waits."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put what takes long first, and the tests that measure time last, so that nobody waits.
+
+    Tests of what speaks to a server through others are left out on all servers but the first.
+    """
+    again = {item for item in items if _needs_one_server(item) and _server_of(item) != SERVERS[0]}
+    config.hook.pytest_deselected(items=list(again))
+    items[:] = [item for item in items if item not in again]
     items.sort(key=lambda item: (_measures_time(item), -_length(item)))
 
 
@@ -109,6 +124,16 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector forget what all the modules hold: each of its runs looks at it."""
     gc.freeze()
     gc.enable()
+
+
+def _needs_one_server(item: pytest.Item) -> bool:
+    return DIRECT.isdisjoint(item.path.relative_to(TESTS).parts)
+
+
+def _server_of(item: pytest.Item) -> str:
+    """Return the kind of server that a test has by the fixture below, the first without one."""
+    call = getattr(item, "callspec", None)
+    return SERVERS[0] if call is None else str(call.params.get("server", SERVERS[0]))
 
 
 class Measuring(IntEnum):

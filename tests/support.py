@@ -1,13 +1,14 @@
 """Servers, ports and waiting for several tests."""
 
 import contextlib
+import itertools
 import os
 import secrets
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -46,10 +47,20 @@ def force_log(client: redis.Redis) -> None:
     client.config_set("appendfsync", "everysec")
 
 
+def _draw_ports() -> Iterator[int]:
+    """Return the ports of this process of the run, at random and again and again."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = PORTS[process :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    return itertools.cycle(secrets.SystemRandom().sample(own, len(own)))
+
+
+OWN_PORTS: Final = _draw_ports()
+
+
 def free_port() -> int:
-    """Find a port of loopback that is free, and that the system gives to no connection."""
+    """Find a port of loopback that is free, and that nobody else is given before it is used."""
     while True:
-        port = secrets.choice(PORTS)
+        port = next(OWN_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

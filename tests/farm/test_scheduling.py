@@ -52,7 +52,7 @@ def _block(start: int) -> Block:
     return Block(start=start, texts=texts, token_count=CHUNK_TOKENS * BLOCK_CHUNKS)
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=SERVERS[:1])
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[redis.Redis, Callable[[], int]]]:

@@ -329,9 +329,10 @@ def test_each_is_refused_what_is_not_its_own(guarded: redis.Redis, user: str) ->
     assert allowed == []
 
 
-def test_what_is_refused_is_refused_within_scripts_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", SERVERS)
+def test_what_is_refused_is_refused_within_scripts_too(kind: str, tmp_path: Path) -> None:
     """A command that a user may not run is refused within its scripts too."""
-    with guarded_server(tmp_path / "guarded", SERVERS[0]) as server:
+    with guarded_server(tmp_path / "guarded", kind) as server:
         for user in USERS:
             foreign = ["FLUSHALL", *(words for group in FOREIGN[user] for words in group)]
             with closing_client(server.url(user)) as client:
@@ -354,20 +355,20 @@ def runs(client: redis.Redis, user: str, words: str) -> bool:
     return True
 
 
-def test_the_file_as_it_is_lets_nobody_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", SERVERS)
+def test_the_file_as_it_is_lets_nobody_in(kind: str, tmp_path: Path) -> None:
     """A server does not start with the file as it is, in which passwords are not chosen."""
-    live = LiveServer(
-        tmp_path / "server", SERVERS[0], Settings(), words=["--aclfile", str(USERS_FILE)]
-    )
+    live = LiveServer(tmp_path / "server", kind, Settings(), words=["--aclfile", str(USERS_FILE)])
     done = subprocess.run(live._command, capture_output=True, timeout=30, check=False)
     assert done.returncode == 1
     live.stop()
 
 
-def test_nobody_gets_in_without_a_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", SERVERS)
+def test_nobody_gets_in_without_a_name(kind: str, tmp_path: Path) -> None:
     """A client without a user's name is refused."""
     with (
-        guarded_server(tmp_path / "guarded", SERVERS[0]) as server,
+        guarded_server(tmp_path / "guarded", kind) as server,
         redis.Redis(port=server.port) as client,
         pytest.raises(redis.AuthenticationError),
     ):
