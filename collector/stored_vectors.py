@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from embedfarm.collector.manifest import OutputError
+from embedfarm.contract.broker import FIRST_PAUSE_SECONDS
 from embedfarm.contract.records import Receipt, Result
 from embedfarm.contract.stored_results import StoredFiles, checksum_of, is_left_over, is_name
 
@@ -22,7 +23,7 @@ READ_BYTES: Final = 8 << 20  # read at a time: those of the next results lie beh
 LOOKS_MAX: Final = 5  # at a file that is not there, which another host may have seen already
 LOOK_SECONDS: Final = 0.5
 REMOVALS_MAX: Final = 10  # tries to delete what is left of a job, `LOOK_SECONDS` apart
-PAUSE_SECONDS: Final = 5.0  # between two tries to read what a storage does not give
+PAUSE_SECONDS_MAX: Final = 5.0  # between two tries to read what a storage does not give
 
 STORED_FILE: Final = ".embedfarm/stored"  # in an output directory, while it is unfinished
 
@@ -113,7 +114,7 @@ class StoredVectors:
 
     def _wait_for(self, name: str, ask: Callable[[], T]) -> T:
         """Return what a storage answers about a file, which it may take a while to do."""
-        looks, said = 0, False
+        looks, pause, said = 0, FIRST_PAUSE_SECONDS, False
         while True:
             try:
                 answer = ask()
@@ -129,8 +130,9 @@ class StoredVectors:
                 log.warning("stored vectors cannot be read, trying again: %s", error)
                 self.say(f"waits for its storage: {error}")
                 said = True
-                if self.stop.wait(PAUSE_SECONDS):
+                if self.stop.wait(pause):
                     raise OSError(f"{name} cannot be read: {error}") from error
+                pause = min(2 * pause, PAUSE_SECONDS_MAX)
             else:
                 if said:
                     self.say("")

@@ -6,6 +6,7 @@ is seen not to have changed since.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,16 +17,11 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from embedfarm.collector.collect import Collector, JobCancelled
+from embedfarm.collector.collect import Collector
 from embedfarm.collector.column_spool import ColumnsMissing
 from embedfarm.collector.known_vectors import KnownVectors
 from embedfarm.collector.linked_parts import LinkedParts
-from embedfarm.collector.manifest import (
-    STATE_DIRECTORY,
-    About,
-    Manifest,
-    OutputError,
-)
+from embedfarm.collector.manifest import STATE_DIRECTORY, About, Manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.sample_list import write_sample
 from embedfarm.collector.source_check import SourceCheck
@@ -57,7 +53,7 @@ from embedfarm.runs.private_farm import LocalFarm, run_local_farm
 from embedfarm.runs.reconciler import Reconciler
 from embedfarm.runs.request import Request
 from embedfarm.runs.reuse import find_reusable, learn, link_parts, list_changes
-from embedfarm.runs.run_failures import FOR_GOOD, Interrupted, cause_of, check_refusals
+from embedfarm.runs.run_failures import FOR_GOOD, Interrupted, cause_of, check_refusals, ends_as
 from embedfarm.runs.sending import Sending
 from embedfarm.runs.size_limits import check_output, corpus_limits
 from embedfarm.runs.stored_place import RunStorage, end_storing
@@ -66,6 +62,7 @@ STOP_SECONDS_MAX: Final = 10.0
 VIEW_SECONDS: Final = 0.5
 REFUSAL_SECONDS: Final = 2.0
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 Show: TypeAlias = Callable[[JobStatus, Sequence[Heartbeat], OutlookReader], object]
@@ -219,14 +216,12 @@ class Run:
         self.stop.set()
         for thread in self._threads:
             thread.join(STOP_SECONDS_MAX)  # a producer may hang in its source, such as a pipe
-        if self._failure is not None:
-            if isinstance(self._failure, (*FOR_GOOD, OutputError)):
-                self._end("failed", FarmClient(connect(url)), own, output)
-            elif isinstance(self._failure, JobCancelled):
-                self._end("cancelled", FarmClient(connect(url)), own, output)
-            raise self._failure
         if manifest is None:
-            raise Interrupted
+            if (state := ends_as(self._failure)) is not None:
+                self._end(state, FarmClient(connect(url)), own, output)
+            raise self._failure or Interrupted
+        if self._failure is not None:
+            log.warning("job %s is whole all the same: %s", job, self._failure)
         # Not sooner: until it has stopped, the producer makes a job again that is not there.
         self._ended = end_job(FarmClient(connect(url)), manifest, own.owner, self.place.settings)
         return manifest

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from embedfarm.collector.collect import JobCancelled
 from embedfarm.collector.manifest import OutputError
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.job_reports import NOT_NOW, ModelRefused
 from embedfarm.contract.jobs import JobTaken
 from embedfarm.contract.records import Heartbeat
-from embedfarm.contract.status import Cause
+from embedfarm.contract.status import Cause, EndState
 from embedfarm.readers import CorpusError
 from embedfarm.workers.devices import DeviceError
 
@@ -28,6 +29,13 @@ CAUSES: Final[Mapping[type[EmbedfarmError], Cause]] = {
     JobTaken: "job id",
     OutputError: "output",
 }
+
+
+def ends_as(failure: BaseException | None) -> EndState | None:
+    """Return the state in which a run's failure leaves its job; None where a run may go on."""
+    if isinstance(failure, (*FOR_GOOD, OutputError)):
+        return "failed"
+    return "cancelled" if isinstance(failure, JobCancelled) else None
 
 
 def cause_of(failure: BaseException | None) -> Cause:

@@ -26,7 +26,6 @@ def said() -> list[str]:
 def vectors(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> StoredVectors:
     """The vectors of a job in an empty directory, with short waits."""
     monkeypatch.setattr(stored_vectors, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(stored_vectors, "PAUSE_SECONDS", 0.001)
     files = LocalFiles(tmp_path / "place")
     files.make()
     return StoredVectors(files, threading.Event(), said.append)
@@ -121,6 +120,17 @@ def test_a_storage_that_is_away_is_waited_for(
     monkeypatch.setattr(LocalFiles, "read", failing(3, LocalFiles.read))
     assert len(matrix_of(vectors, results)) == 8
     assert said == ["waits for its storage: [Errno 5] no answer"] * 3 + [""]
+
+
+def test_a_failure_that_passes_costs_little(
+    vectors: StoredVectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage is asked again soon, and more rarely the longer it is away."""
+    results, waits = store(vectors, range(0, 8, 8)), list[float]()
+    monkeypatch.setattr(LocalFiles, "read", failing(9, LocalFiles.read))
+    monkeypatch.setattr(vectors.stop, "wait", waits.append)
+    vectors.fill(results[0])
+    assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
 def test_a_stop_ends_the_waiting(vectors: StoredVectors, monkeypatch: pytest.MonkeyPatch) -> None:
