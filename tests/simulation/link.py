@@ -333,8 +333,11 @@ class SimulatedConnection:
 
     def pack_command(self, first: str, *rest: object) -> list[Words]:
         """Return the words of a command as bytes, in a list of one command."""
-        encode: Callable[[object], bytes] = self.encoder.encode
-        words = [word if type(word) is bytes else encode(word) for word in rest]
+        encode: Callable[[object], bytes] = self.encoder.encode  # slow: most words are text
+        words = [
+            word if type(word) is bytes else word.encode() if type(word) is str else encode(word)
+            for word in rest
+        ]
         return [[*first.encode().split(b" "), *words]]
 
     def pack_commands(self, commands: Iterable[tuple[str]]) -> list[Words]:
