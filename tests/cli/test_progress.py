@@ -162,6 +162,7 @@ def forecasts(words: Sequence[object], out: Path, *, stopped: bool = False) -> l
 
 @pytest.mark.farm
 @pytest.mark.paced
+@pytest.mark.timeout(240)  # so that it begins first of those with this mark
 def test_forecasts_come_true(tmp_path: Path) -> None:
     """A forecast is right within 30 % from 5 s of work on, in a run that goes on as well.
 
