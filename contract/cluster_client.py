@@ -91,14 +91,18 @@ class ClusterClient(redis.Redis):
                 asked = [node.execute_command(*args, **options) for node in self._all_primaries()]
             return merge_facts(asked) if name == "INFO" else asked[0]
         slot = slot_of(args)
+        sent_on: AskError | None = None
         for _ in range(REDIRECTIONS_MAX):
             try:
+                if sent_on is not None:
+                    return self.ask(sent_on, args, options)
                 with self._noting_loss():
                     return self.primary(slot).execute_command(*args, **options)
-            except MovedError as error:
+            except MovedError as error:  # also of a command that waits where its slot was
                 self._note_move(error)
+                sent_on = None
             except AskError as error:
-                return self.ask(error, args, options)
+                sent_on = error
         raise ClusterDownError(f"slot {slot} moves on and on")
 
     def pipeline(self, transaction: bool = True, shard_hint: object = None) -> "ClusterPipeline":  # noqa: FBT001, FBT002 -- redis-py's

@@ -47,16 +47,27 @@ class ClusterOfSix:
 
     def move(self, job: str, target: int) -> None:
         """Move the slot of a job from its primary to another one, key by key, as operators do."""
-        slot, source = key_slot(job.encode()), self.owner(job)
-        ids = {n: self._ask(n, "CLUSTER MYID") for n in (source, target)}
-        self._ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", ids[source])
-        self._ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", ids[target])
+        slot, source = key_slot(job.encode()), self.begin_move(job, target)
         while keys := self._ask(source, "CLUSTER GETKEYSINSLOT", slot, 1):
             self._ask(
                 source, "MIGRATE", "127.0.0.1", self.ports[target], "", 0, 5000, "KEYS", *keys
             )
+        name = self._ask(target, "CLUSTER MYID")
         for each in (target, source):
-            self._ask(each, "CLUSTER SETSLOT", slot, "NODE", ids[target])
+            self._ask(each, "CLUSTER SETSLOT", slot, "NODE", name)
+
+    def begin_move(self, job: str, target: int) -> int:
+        """Tell both primaries that the slot of a job is about to move; return the one it is on."""
+        slot, source = key_slot(job.encode()), self.owner(job)
+        ids = {n: self._ask(n, "CLUSTER MYID") for n in (source, target)}
+        self._ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", ids[source])
+        self._ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", ids[target])
+        return source
+
+    def cancel_move(self, job: str, *primaries: int) -> None:
+        """Tell both primaries that the slot of a job stays where it is."""
+        for each in primaries:
+            self._ask(each, "CLUSTER SETSLOT", key_slot(job.encode()), "STABLE")
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -129,6 +130,25 @@ def test_a_slot_moves_in_mid_job(
             assert cluster.owner("moved") == target
         assert running.wait(120) == 0, running.log()
     check_output(tmp_path / "moved", texts, 16)
+
+
+def test_who_waits_where_a_slot_was_to_move_is_sent_back(
+    cluster: ClusterOfSix, client: redis.Redis
+) -> None:
+    """A command that waits at the node that was about to get its slot goes on where that stays."""
+    bell = wire.JobKeys("moved").result_wakeup
+    target = (cluster.owner("moved") + 1) % PRIMARIES
+    source = cluster.begin_move("moved", target)
+    pipe = client.pipeline(transaction=False)
+    pipe.blpop(bell, 60)
+    with ThreadPoolExecutor() as pool, cluster.node(target) as node:
+        waiting = pool.submit(pipe.execute)
+        wait_until(lambda: node.info("clients")["blocked_clients"] == 1, 60)
+        cluster.cancel_move("moved", target, source)
+        with cluster.node(source) as home:
+            wait_until(lambda: home.info("clients")["blocked_clients"] == 1, 60)
+        client.rpush(bell, 1)
+        assert waiting.result(60)[0][1] == b"1"
 
 
 def test_every_door_works_on_a_cluster(
