@@ -36,6 +36,7 @@ SHORT_WAIT_SECONDS: Final = 0.25  # while the server is short of room, and other
 RESULTS_AHEAD: Final = 32
 GONE_LOOKS: Final = 15  # at a job that is not there, each `WAIT_SECONDS` after the one before
 DIFFERS: Final = "the source has other rows there than were embedded"
+LOSING: Final = ("open", "paused")  # states of jobs that results can be lost of
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # what somebody can make room for
 
 log = logging.getLogger(__name__)
@@ -264,8 +265,9 @@ class Collector:
         if here == self._lost_at:
             raise OutputError(f"result {start} of job {self.job.id}, once more: {reason}")
         log.error("result %d of job %s is made anew: %s", start, self.job.id, reason)
-        self.job.results.lose(self.output.next_index)
-        self._lost_at, self._damaged = here, None
+        self._damaged = None
+        if self.job.results.lose(self.output.next_index) in LOSING:
+            self._lost_at = here
 
     def _take_straddling(self) -> None:
         """Take the rest of a result that begins before the next chunk and contains it.

@@ -407,6 +407,15 @@ def test_a_result_that_stays_damaged_ends_the_run(collecting: Collecting) -> Non
         done.result(60)
 
 
+def test_a_damaged_result_of_a_cancelled_job(collecting: Collecting) -> None:
+    """A job that is cancelled ends so, though a result is damaged and nobody makes it anew."""
+    collecting.push(0, 10)
+    collecting.job.client.hset(collecting.job.keys.results, "0", b"\x01")
+    collecting.job.cancel()
+    with pytest.raises(JobCancelled):
+        collecting.collect()
+
+
 def test_a_server_brings_a_damaged_result_back(
     server: LiveServer, collecting: Collecting, caplog: pytest.LogCaptureFixture
 ) -> None:
