@@ -27,7 +27,7 @@ SOURCES := embedfarm contract readers producer scheduler workers collector runs 
 help: ## Show this help.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-# Where torch lies is what pip is told; all else is installed by uv, in a fifth of the time.
+# torch is installed by pip, which may be told another index; all else by uv, which is quicker.
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --upgrade pip uv

@@ -25,7 +25,7 @@ from tests.support import wait_until
 from tests.workers.tiny_models import SENTENCES, build
 
 RECOVERY_SECONDS_MAX = 20.0
-WAIT_SECONDS = 120.0  # ranks import for a while on cores that are busy
+WAIT_SECONDS = 60.0
 # What is in hand is done again after a kill, and several ranks on cores that are busy are slow.
 LITTLE_IN_HAND = {"EMBEDFARM_MICRO_BATCH_SECONDS_MAX": "0.5"}
 HANG_SECONDS = 3
@@ -117,7 +117,7 @@ def shot_at(
         target.embedding.kill()
 
 
-@pytest.mark.timeout(600)  # beside others it took 165 s once
+@pytest.mark.alone  # it keeps all cores busy, and beside others its ranks import for minutes
 def test_a_group_survives_each_of_its_ranks(tmp_path: Path) -> None:
     """A job on two ranks goes on after the first is killed and after the other is, and is whole."""
     with shot_at(tmp_path, 3_000) as target:
