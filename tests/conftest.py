@@ -21,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from embedfarm.contract.broker import connect
 from embedfarm.contract.settings import Settings
+from tests.farm.command_server import start_roles_in_copies
 from tests.farm.harness import role
 from tests.support import SERVERS, LiveServer
 
@@ -76,6 +77,12 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     path.mkdir(exist_ok=True)
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def copies() -> None:
+    """Let farms that tests have in their own process start workers and schedulers in copies."""
+    start_roles_in_copies()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -37,7 +37,7 @@ ALWAYS: Final = (
 )
 ROLES: Final = ("embedfarm.workers.main", "embedfarm.scheduler.main")
 LATER: Final = {
-    "embed": (*ROLES, "embedfarm.workers.engines.null"),
+    **dict.fromkeys(("embed", *ROLES), (*ROLES, "embedfarm.workers.engines.null")),
     "ingest": ("embedfarm.cli.ingest", "embedfarm.ingest.recurring"),
     "schedule": ("embedfarm.cli.roles", "embedfarm.scheduler.loop"),
     "serve": ("embedfarm.cli.roles", "embedfarm.web.app", "embedfarm.web.server"),
@@ -187,15 +187,20 @@ def _serve_roles() -> Sequence[str] | None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         theirs.close()
-        start = functools.partial(_start, ours)
-        ours_alone = SimpleNamespace(**vars(subprocess) | {"Popen": start})
-        setattr(processes, "subprocess", ours_alone)  # noqa: B010 # in this process alone
+        start_roles_in_copies(ours)
         return None
     ours.close()
     words = _serve(theirs)
     if words is None:
         os._exit(0)
     return words
+
+
+def start_roles_in_copies(server: socket.socket | None = None) -> None:
+    """Let this process start roles in copies of a server; of its own, if none is given."""
+    start = functools.partial(_start, server or _server())
+    ours_alone = SimpleNamespace(**vars(subprocess) | {"Popen": start})
+    setattr(processes, "subprocess", ours_alone)  # noqa: B010 # in this process alone
 
 
 def _start(server: socket.socket, command: Sequence[str], **options: Any) -> Any:  # noqa: ANN401
