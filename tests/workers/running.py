@@ -1,6 +1,7 @@
 """Whole workers that run in threads of a test."""
 
 import contextlib
+import faulthandler
 import os
 import subprocess
 import threading
@@ -36,6 +37,8 @@ class Running:
             self.worker.run()
         except BaseException as error:  # noqa: BLE001 # the test looks at it
             self.error = error
+        finally:
+            faulthandler.cancel_dump_traceback_later()  # this process goes on
 
     def end(self) -> None:
         """Wait until the worker has ended by itself."""

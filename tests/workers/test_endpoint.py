@@ -325,9 +325,14 @@ def test_a_server_that_goes_away_costs_no_try(
     """However often a worker's server goes away, its blocks are neither split nor given up."""
     model = directories[MODEL]
     job = create_job(farm, [block_of(0, 8), block_of(8, 8)], model=model)
-    settings = {"endpoint_url": served.url, "endpoint_model": model, "hang_seconds": QUICK}
+    settings = {
+        "endpoint_url": served.url,
+        "endpoint_model": model,
+        "hang_seconds": 4 * QUICK,  # on a busy machine a thread may wait longer than for QUICK
+        "deliveries_max": 1,
+    }
     served.is_busy = lambda texts: any("chunk" in text for text in texts)
-    for _ in range(2 * Settings().deliveries_max):
+    for _ in range(2):
         running = Running(worker_on(server, "endpoint-a-1", **settings))
         try:
             running.end()
