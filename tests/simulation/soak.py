@@ -111,10 +111,15 @@ def without_collection() -> Iterator[None]:
         gc.collect()
 
 
+def place_of(seed: int) -> Path:
+    """Return where a run may write: a path as long in any process, since records have it in them."""
+    return MEMORY / f"embedfarm-{os.getpid():07}-{seed}"
+
+
 @without_collection()
 def run_seed(seed: int) -> Verdict:
     """Run a seed without a log."""
-    place = MEMORY / f"embedfarm-{os.getpid()}-{seed}"
+    place = place_of(seed)
     before = time.process_time()
     outcome, reason = None, ""
     try:
@@ -134,7 +139,7 @@ def show_seed(
     seed: int, dropped: frozenset[int] = frozenset(), order: int = 0, *, detailed: bool = False
 ) -> int:
     """Run a seed with its log; if it fails, print its operations and return 1."""
-    place = MEMORY / f"embedfarm-{os.getpid()}-{seed}"
+    place = place_of(seed)
     simulation = Simulation(seed, place, typer.echo, detailed, dropped, order)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_Handler(simulation)])
     try:
@@ -155,7 +160,7 @@ def show_seed(
 def shrink_seed(seed: int) -> int:
     """Print the fewest operations that make a run fail; return 1 if it does."""
     logging.disable()
-    place = MEMORY / f"embedfarm-{os.getpid()}-{seed}"
+    place = place_of(seed)
     least = shrink(seed, place, lambda line: typer.echo(line, err=True))
     typer.echo(f"seed {seed} does not fail" if least is None else least.to_text())
     return 0 if least is None else 1

@@ -25,3 +25,24 @@ def test_traces_are_the_same(seed: int) -> None:
     assert [run.returncode for run in runs] == [0, 0]
     assert len(one.splitlines()) > 500
     assert one == other
+
+
+NUMBERS: Final = """
+import logging, types
+from tests.simulation.library import production
+
+production("tests.simulation.shrink")
+from tests.simulation import soak
+
+logging.disable()
+outcomes = []
+for number in (1, 1 << 22):
+    soak.os = types.SimpleNamespace(getpid=lambda: number)
+    outcomes.append(soak.run_seed(3).outcome)
+assert outcomes[0] and outcomes[0] == outcomes[1]
+"""
+
+
+def test_the_number_of_the_process_is_of_no_matter() -> None:
+    """A run has the same outcome in any process: paths are in records, and records fill servers."""
+    subprocess.run([sys.executable, "-c", NUMBERS], check=True)
