@@ -216,8 +216,8 @@ class Lane:
 
     # The worker's side.
 
-    def wakeups(self, after: str, seconds: float) -> tuple[str, set[str]]:
-        """Return the engines that were asked for since ID `after`.
+    def wakeups(self, after: str, seconds: float) -> tuple[str, list[str]]:
+        """Return the engines that were asked for since ID `after`, each once, the first one first.
 
         Args:
             after: ID that the last call returned; `now` at first.
@@ -229,7 +229,7 @@ class Lane:
         answer = self.client.xread({wire.LANE_WAKEUPS: after}, WAKEUPS_MAX, block_ms(seconds))
         items: list[Any] = [item for _, rows in cast("list[Any]", answer or []) for item in rows]
         last = items[-1][0].decode() if items else after
-        return last, set(names_of(fields.get(b"engine", b"") for _, fields in items))
+        return last, list(dict.fromkeys(names_of(row.get(b"engine", b"") for _, row in items)))
 
     def now(self) -> str:
         """Return the server's time as an ID, after which `wakeups` finds later requests."""

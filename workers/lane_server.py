@@ -291,7 +291,7 @@ class LaneServer:
                 if not engines and time.monotonic() >= look_at:
                     look_at = time.monotonic() + LISTEN_SECONDS
                     asked = filter(self.models.resident.may_serve, self.lane.asked())
-                    engines = set(filter(self.lane.waiting, asked))
+                    engines = list(filter(self.lane.waiting, asked))
                 for key in filter(self.models.resident.may_serve, engines):
                     self.hear(key)
             except UNAVAILABLE as error:

@@ -331,7 +331,7 @@ class ModelStore:
         Raises:
             redis.ConnectionError: The server is away.
         """
-        for model in self._outlived - {self._begun}:
+        for model in sorted(self._outlived - {self._begun}):
             self.farm.loads.end(self.worker, model)
             self._outlived.discard(model)
 

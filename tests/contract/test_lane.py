@@ -333,10 +333,10 @@ def test_bells_are_heard_by_all(client: redis.Redis) -> None:
     """Each listener hears which engine was asked for, and nothing from before."""
     lane = lane_of(client)
     lane.send(request("before"))
-    wait_until(lambda: lane.wakeups(lane.now(), 0.001)[1] == set())
+    wait_until(lambda: lane.wakeups(lane.now(), 0.001)[1] == [])
     after = lane.now()
     wait_until(lambda: lane.now() != after)  # what comes now has another time
-    heard: list[set[str]] = []
+    heard: list[list[str]] = []
     threads = [
         threading.Thread(target=lambda: heard.append(lane.wakeups(after, 2)[1])) for _ in range(2)
     ]
@@ -345,7 +345,11 @@ def test_bells_are_heard_by_all(client: redis.Redis) -> None:
     lane.send(request("a"))
     for thread in threads:
         thread.join()
-    assert heard == [{ENGINE}, {ENGINE}]
+    assert heard == [[ENGINE], [ENGINE]]
+    specs = [JobSpec(model=f"null:{size}") for size in range(3, 12)]
+    for number, spec in enumerate([*specs, *reversed(specs)]):
+        lane.send(request(f"b-{number}", spec))
+    assert lane.wakeups(after, 2)[1] == [ENGINE, *map(engine_key, specs)], "each once, in order"
 
 
 def test_one_worker_loads_at_a_time(client: redis.Redis) -> None:

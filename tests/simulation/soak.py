@@ -112,7 +112,7 @@ def without_collection() -> Iterator[None]:
 
 
 def place_of(seed: int) -> Path:
-    """Return where a run may write: a path as long in any process, since records have it in them."""
+    """Return where a run may write: as long a path in any process, since records have it."""
     return MEMORY / f"embedfarm-{os.getpid():07}-{seed}"
 
 
