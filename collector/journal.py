@@ -40,8 +40,9 @@ class Journal:
     """Appends entries that are on the disk when `append` returns.
 
     A line gets its end, which makes it one to those who read, once it is on the disk: what they
-    have seen survives a loss of power. A crash can only damage the last line, which has no end yet:
-    opening the journal cuts it off, or gives it its end if all of it is there.
+    have seen survives a loss of power, though it may be away until the journal is opened again, if
+    that end was lost. A crash can only damage the last line, which has no end yet: opening the
+    journal cuts it off, or gives it its end if all of it is there.
 
     A line whose sync failed may be there for as long as the machine runs and yet never reach the
     disk: the kernel tells of the failure once, and then counts the pages as written. Therefore the

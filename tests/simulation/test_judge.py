@@ -4,8 +4,11 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
+from embedfarm.collector.output import Output
+from embedfarm.contract.records import Result, text_checksums
 from tests.simulation.corpora import Corpus, Version
 from tests.simulation.judge import Failure, Stored, expected_vectors, judge
 from tests.simulation.pages import Pages
@@ -83,6 +86,25 @@ def test_a_page_that_changes_is_noticed(tmp_path: Path) -> None:
     pages.seen[0, 4] = "something"
     with pytest.raises(AssertionError, match="gone"):
         pages.check(tmp_path)
+
+
+@pytest.mark.parametrize("ending", [b"", b"\0"])
+def test_a_page_whose_line_lacks_its_end_is_only_away(tmp_path: Path, ending: bytes) -> None:
+    """What a loss of power may leave of a line's end is no error, but a torn line is."""
+    pages, vector = Pages(), np.ones(1, "<f4").tobytes()
+    with Output(tmp_path, {"model": "m"}, sink="jsonl", part_bytes_max=1) as output:
+        for start in range(2):
+            sums = text_checksums(["a"])
+            output.add(Result(start, 1, 1, dtype="<f4", vectors=vector, checksums=sums))
+        pages.read(tmp_path)
+        assert list(pages.seen) == [(0, 1), (1, 2)]
+        journal = tmp_path / ".embedfarm" / "parts.jsonl"
+        whole = journal.read_bytes()
+        journal.write_bytes(whole[:-1] + ending)
+        pages.check(tmp_path)
+        journal.write_bytes(whole[:-2] + ending)
+        with pytest.raises(AssertionError, match="chunks 1 to 1 are gone"):
+            pages.check(tmp_path)
 
 
 def test_clients_see_nothing_that_cannot_be() -> None:
