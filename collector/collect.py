@@ -167,12 +167,14 @@ class Collector:
                 self._read_anew(self.source)
                 upto = self.output.buffered.stop
             result = self._persist(partial(self._look, upto))
-            if result is not None and not self._settled:
-                settle = partial(self._persist, self.settle)
-                # Whoever gave chunks up had perhaps no model, and said nothing of it.
-                has_vectors = len(result.errors) < result.embedded
-                self._settled = bool(self._store(settle, settle)) and has_vectors
+            while result is not None and not self._settled:
+                before, settle = result, partial(self._persist, self.settle)
+                is_known = bool(self._store(settle, settle))
                 result = self._persist(partial(self._look, upto))
+                if result == before:  # else the server may have lost what its worker said first
+                    # Whoever gave chunks up had perhaps no model, and said nothing of it.
+                    self._settled = is_known and len(result.errors) < result.embedded
+                    break
             if result is not None and (result := self._check(result)) is not None:
                 writer.put(result)
                 upto = result.start + result.count

@@ -311,6 +311,30 @@ def test_no_result_is_taken_before_its_model_is_known(collecting: Collecting) ->
     collecting.check(30)
 
 
+def test_a_model_is_asked_for_again_with_the_next_try(collecting: Collecting) -> None:
+    """If a server loses a result while its model is asked for, more of that may be lost."""
+    collecting.push(*range(0, 31, 10))
+    collecting.work()
+    asked: list[int] = []
+
+    def settle() -> bool:
+        asked.append(collecting.output.buffered.stop)
+        if len(asked) == 1:
+            collecting.job.results.lose(0)
+            collecting.push(*range(0, 31, 10))
+        return True
+
+    collector = collecting.collector()
+    collector.settle = settle
+    done = collecting.bench.run(collector.collect)
+    wait_until(lambda: asked)
+    wait_until(collecting.waits)
+    collecting.work()
+    assert done.result(60) == 30
+    assert asked == [0, 0]
+    collecting.check(30)
+
+
 @pytest.mark.parametrize("collector", ["goes on", "starts anew"])
 @pytest.mark.parametrize("pieces", [1, 6, 12])
 def test_lost_split(
