@@ -122,7 +122,8 @@ class JobReports(FarmKeys):
         """See that workers make the canaries that the other workers of some jobs make.
 
         The first worker's canaries become a job's, unless the submitter gave some. Their digest
-        is noted behind them, so that a server that has it has them, whatever it lost.
+        is noted with them, so that a server that has it has them, whatever it lost. Workers of
+        before note the digest by itself: where it is not there, both are noted again.
 
         Args:
             jobs: Ids of the jobs, each with the owner or generation that is meant, or "".
@@ -133,17 +134,17 @@ class JobReports(FarmKeys):
         pipe, note = self.client.pipeline(transaction=False), self._script("note")
         for job, of in jobs:
             meta = wire.JobKeys(job).meta
-            note(keys=[meta], args=["HSETNX", of, "canaries", ours], client=pipe)
+            own = ("canaries", ours, "canaries_digest", _digest(ours))
+            note(keys=[meta], args=["HSETNX", of, *own], client=pipe)
         found = {}
         for (job, of), data in zip(jobs, pipe.execute(), strict=True):
-            digest = hashlib.sha256(data).hexdigest()[:DIGEST_CHARACTERS] if data else ""
+            digest = _digest(data) if data else ""
             known = self._canaries(job, b"" if data == ours else data or b"")
             difference = "" if known is None else disagreement(known, canaries, dtype)
             found[job, of] = CanaryAgreement(difference, digest)
-        for (job, of), agreement in found.items():
-            if agreement.digest:
-                args = ["HSETNX", of, "canaries_digest", agreement.digest]
-                note(keys=[wire.JobKeys(job).meta], args=args, client=pipe)
+            if digest:
+                both = ("canaries_digest", digest, "canaries", data)
+                note(keys=[wire.JobKeys(job).meta], args=["HSETNX", of, *both], client=pipe)
         pipe.execute()
         return found
 
@@ -251,3 +252,8 @@ class JobReports(FarmKeys):
         return {
             worker: reason.decode(errors="replace") for worker, reason in notes.items() if reason
         }
+
+
+def _digest(canaries: bytes) -> str:
+    """Return the digest by which commits ask for canaries."""
+    return hashlib.sha256(canaries).hexdigest()[:DIGEST_CHARACTERS]

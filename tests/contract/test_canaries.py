@@ -6,6 +6,7 @@ import pytest
 import redis
 from numpy.typing import NDArray
 
+from embedfarm.contract import wire
 from embedfarm.contract.canaries import (
     TEXTS,
     Canaries,
@@ -105,6 +106,25 @@ def test_the_first_worker_of_each_job_says_what_it_makes(farm: FarmClient) -> No
     assert (found[jobs[1]].difference, found["gone", ""]) == ("", ("", ""))
     assert farm.reports.canaries("a") == first
     assert farm.reports.canaries("b") == other
+
+
+def test_a_digest_is_never_there_without_its_canaries(
+    farm: FarmClient, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are there, whether a server loses canaries in between or a worker noted them alone."""
+    meta, first = wire.JobKeys("a").meta, canaries_of(vectors())
+
+    def lose(*_: object) -> None:
+        client.hdel(meta, "canaries", "canaries_digest")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(farm.reports, "_canaries", lose)
+        (agreed,) = farm.reports.agree_on_canaries([("a", "")], first, "float32").values()
+    assert farm.reports.canaries("a") == first
+    assert farm.job("a").noted("canaries_digest") == agreed.digest
+    client.hdel(meta, "canaries_digest")
+    (again,) = farm.reports.agree_on_canaries([("a", "")], first, "float32").values()
+    assert again.digest == agreed.digest == farm.job("a").noted("canaries_digest")
 
 
 def test_those_of_an_earlier_making_do_not_count(farm: FarmClient) -> None:
