@@ -41,6 +41,12 @@ help: ## Show this help.
 	$(NPM) ci --prefix tests/browser --ignore-scripts --no-audit --no-fund --silent
 	touch $@
 
+# The tests' processes would each compile all that their modules import, at the same time. What does
+# not import is told by the tests.
+.venv/compiled: .venv/installed-dev
+	-$(BIN)/python -m pytest --collect-only -qq >/dev/null
+	touch $@
+
 install: .venv/installed ## Install what a farm needs.
 
 demo: install ## Embed this Python's own documentation and ask it something.
@@ -64,7 +70,7 @@ docs: site ## That site, and what its tutorial and notebook show, run.
 audit: .venv/installed-dev ## Known vulnerabilities of what is pinned, where the network can tell.
 	$(BIN)/python -m tests.audit
 
-test: .venv/installed-dev ## The tests, but for those of whole farms, slow ones, and what needs more than pip.
+test: .venv/compiled ## The tests, but for those of whole farms, slow ones, and what needs more than pip.
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # More would keep the processor from workers that are killed again and again.
