@@ -29,7 +29,7 @@ from tests.farm.harness import COMMAND, texts_of, write_corpus
 from tests.watch.test_view import beat, embed_two, report
 
 PACE = 6_000  # tokens per second of each of two workers
-CHUNKS = 8_000
+CHUNKS = 6_400
 WORK_SECONDS = 4.5  # a line comes every 5 s, and the first one after the first work
 TOLERANCE = 0.3
 ROUNDING_SECONDS = 1.0

@@ -122,7 +122,7 @@ def test_a_signal_stops_whatever_is_done(tmp_path: Path) -> None:
     assert {each.status for each in supervisor.exits} == {0}
 
 
-@pytest.mark.alone
+@pytest.mark.paced
 def test_child_that_ignores_the_stop_is_killed(tmp_path: Path) -> None:
     """All children together have `drain_seconds` to end; then they get SIGKILL."""
     children = [python(STUBBORN, name) for name in ("a", "b", "c")]
@@ -133,7 +133,7 @@ def test_child_that_ignores_the_stop_is_killed(tmp_path: Path) -> None:
     assert [e.status for e in supervisor.exits] == [-9, -9, -9]
 
 
-@pytest.mark.alone
+@pytest.mark.paced
 def test_stop_does_not_wait_for_the_back_off(tmp_path: Path) -> None:
     """A child that waits for its restart does not hold up the stop."""
     exits = threading.Semaphore(0)

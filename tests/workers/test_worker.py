@@ -190,7 +190,7 @@ def test_no_more_than_the_next_micro_batch_is_leased(server: LiveServer, farm: F
     assert max(leased) <= 3
 
 
-@pytest.mark.alone
+@pytest.mark.paced
 def test_next_micro_batch_is_leased_late(server: LiveServer, farm: FarmClient) -> None:
     """A worker holds only what is on the device most of the time: others may need the rest."""
     blocks = [block_of(10 * i, 10, "x" * 32) for i in range(10)]  # half a second each
@@ -259,7 +259,7 @@ def test_cancelled_job_is_left(server: LiveServer, farm: FarmClient) -> None:
     assert job.results.starts() == []
 
 
-@pytest.mark.alone
+@pytest.mark.paced
 @pytest.mark.parametrize("end", ["cancel", "delete"])
 def test_micro_batch_of_an_ended_job_is_dropped(
     end: str, server: LiveServer, farm: FarmClient
