@@ -1,6 +1,7 @@
 """Tests of the house rules in docs/decisions.md."""
 
 import ast
+import functools
 import io
 import re
 import statistics
@@ -9,6 +10,7 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,9 +64,22 @@ def modules() -> list[Path]:
     return [*own, *(path for room in ROOMS for path in room.resolve().rglob("*.py"))]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def parsed() -> Iterator[None]:
+    """Let these tests run in one process, where each file is parsed once."""
+    yield
+    parse.cache_clear()
+
+
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    """The tree of a file's code."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path: Path) -> set[str]:
     """The top-level packages that a module imports, lazily or not."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = list(ast.walk(parse(path)))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     return {name.split(".")[0] for name in names}
@@ -88,7 +103,7 @@ def code_lines(path: Path) -> int:
         if token.type not in ignored
         for line in range(token.start[0], token.end[0] + 1)
     }
-    return len(lines - docstring_lines(ast.parse(source)))
+    return len(lines - docstring_lines(parse(path)))
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:
@@ -113,7 +128,7 @@ def docstring_lines(tree: ast.Module) -> set[int]:
 def function_lengths(path: Path) -> dict[str, int]:
     """The lines of each function from `def` to its end, without the docstring, by name."""
     lengths = {}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             documented = ast.get_docstring(node, clean=False)
             documentation = len(documented.splitlines()) if documented else 0
@@ -125,7 +140,7 @@ def function_lengths(path: Path) -> dict[str, int]:
 def docstrings(path: Path) -> list[tuple[str, str, bool]]:
     """Name and docstring of all that a file documents, and whether that is a function."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
             decorators = [ast.unparse(each) for each in getattr(node, "decorator_list", ())]
             is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -169,7 +184,7 @@ def is_page(path: Path) -> bool:
 def test_a_name_means_one_thing() -> None:
     """Each class has a name of its own, and so has each file but those in `SHARED_FILES`."""
     paths = modules()
-    trees = {path.relative_to(ROOT): ast.parse(path.read_text()) for path in paths}
+    trees = {path.relative_to(ROOT): parse(path) for path in paths}
     places: defaultdict[str, list[Path]] = defaultdict(list)
     for path, tree in trees.items():
         for node in ast.walk(tree):
@@ -222,7 +237,7 @@ def test_functions_are_small() -> None:
 def test_classes_have_few_methods() -> None:
     """A class has at most 20 public methods of its own, besides its properties."""
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.ClassDef):
                 methods = [
                     each.name
@@ -238,7 +253,7 @@ def test_functions_have_few_parameters() -> None:
     """A function takes at most 12 parameters, but for a verb, whose parameters are its options."""
     verbs = {verb.place for verb in VERBS.values()}
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 count = sum(each.arg not in {"self", "cls"} for each in given)
@@ -251,7 +266,7 @@ def test_tests_do_not_sleep() -> None:
     for path in (ROOT / "tests").rglob("*.py"):
         calls = [
             node
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(parse(path))
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"time.sleep", "sleep"}
         ]
         assert not calls, path
