@@ -186,6 +186,7 @@ class History:
                 self.compared += 1
 
 
+@pytest.mark.farm
 @pytest.mark.parametrize(
     "histories", [4, pytest.param(HISTORIES, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])]
 )

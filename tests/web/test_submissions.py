@@ -106,6 +106,7 @@ def arrow_of(texts: list[str]) -> bytes:
     return bytes(file.getvalue())
 
 
+@pytest.mark.farm
 def test_every_form_is_embedded(
     web: TestClient, server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_every_form_is_embedded(
     assert command.startswith("embedfarm embed --model=null:16 --job-id=")
 
 
+@pytest.mark.farm
 def test_vectors_of_finished_jobs_are_taken(
     web: TestClient, server: LiveServer, client: redis.Redis, tmp_path: Path
 ) -> None:
