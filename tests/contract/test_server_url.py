@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedfarm.contract.broker import SOCKET_SECONDS, connect
-from embedfarm.contract.server_url import UrlError, make_pool
+from embedfarm.contract.server_url import UrlError, cluster_seeds, make_pool
 
 SENTINELS = "sentinel://worker:p%40ss@one:1,[::1]:2,three/primary/4"
 
@@ -71,6 +71,15 @@ def test_no_url(url: str, reason: str) -> None:
     """A wrong URL is refused when it is read, with the reason."""
     with pytest.raises(UrlError, match=reason):
         make_pool(url)
+
+
+def test_nodes_of_a_cluster() -> None:
+    """A cluster's URL names nodes, each with a port or the usual one, and no database."""
+    assert cluster_seeds("redis+cluster://:word@a:1,b/0") == [("a", 1), ("b", 6379)]
+    with pytest.raises(UrlError, match="no databases"):
+        cluster_seeds("redis+cluster://a:1,b:2/3")
+    with pytest.raises(UrlError, match="port is no number"):
+        cluster_seeds("redis+cluster://a:1,b:port")
 
 
 @given(

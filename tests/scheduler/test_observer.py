@@ -43,6 +43,30 @@ def test_a_job_that_ends_during_a_look(
     assert observer.look().jobs == ()
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_job_that_ends_before_more_of_it_is_read(
+    known: bool,  # noqa: FBT001 # whether its model is known
+    farm: FarmClient,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A deleted job without room for results is not stranded, and one of no known model is none."""
+    observer = Observer(farm, History(60.0), Ledger({}), FarmWindow(client, Settings()))
+    monkeypatch.setattr(module, "results_free", lambda _settings, _room: 0)
+    job = fill(farm, 1)
+    assert job.stream.read("worker", 1)
+    if known:
+        observer.look()
+
+    def read_late(server: redis.Redis, jobs: Sequence[str]) -> list[Backlog]:
+        found = read_backlogs(server, jobs)
+        job.delete()
+        return found
+
+    monkeypatch.setattr(module, "read_backlogs", read_late)
+    assert [each.stranded for each in observer.look().jobs] == [False] * known
+
+
 def test_leases_that_cannot_be_read(
     farm: FarmClient, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
