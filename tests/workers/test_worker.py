@@ -28,7 +28,7 @@ from embedfarm.workers.cut_results import failure
 from embedfarm.workers.engines.engine import Engine
 from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.leases import MicroBatch
-from embedfarm.workers.renewal import renew
+from embedfarm.workers.renewal import hand_back, renew
 from tests.support import LiveServer, force_log, wait_until
 from tests.workers.running import Running, slow_process, worker_on, working
 from tests.workers.support import (
@@ -372,6 +372,7 @@ def test_lost_leases_are_marked(server: LiveServer, farm: FarmClient) -> None:
     job.delete()
     worker.holdings.add(batch.leases)
     renew(farm, worker.name, worker.holdings)
+    hand_back(farm, worker.name, worker.holdings)  # as if it was there
     worker.client.close()
 
 
