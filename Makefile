@@ -81,9 +81,9 @@ farms: .venv/installed-dev ## The tests of whole farms: kills, networks, release
 
 # Tests that measure time may fail while every line is traced: that is no matter here.
 coverage: PROCESSES = 4
-coverage: .venv/installed-dev ## Lines and branches that the tests run, by room.
+coverage: .venv/installed-ray ## Lines and branches that the tests run, by room.
 	rm -rf build/coverage && mkdir -p build/coverage
-	-$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "$(WITH_PIP)" --timeout 1800 --ignore tests/simulation $(ARGS)
+	-$(BIN)/python -m coverage run -m pytest $(PARALLEL) -m "not slow and not system and not document" --timeout 1800 --ignore tests/simulation $(ARGS)
 	-$(BIN)/python -m coverage run --concurrency thread,greenlet,multiprocessing -m pytest $(PARALLEL) tests/simulation
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m tests.room_coverage --report docs/testing.md

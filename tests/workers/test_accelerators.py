@@ -12,7 +12,7 @@ import torch
 
 from embedfarm.workers import accelerators
 from embedfarm.workers.accelerators import Accelerator, AcceleratorError
-from embedfarm.workers.engines import device_module
+from embedfarm.workers.engines import device_module, memory
 from embedfarm.workers.engines.device_module import AppleModule
 from embedfarm.workers.engines.sentence_transformer import resolve_dtype
 from embedfarm.workers.host_memory import AvailableMemory
@@ -105,6 +105,27 @@ def test_memory_of_a_gpu_of_apple_is_the_hosts(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(device_module, "host_memory", lambda host=host: host)
         assert module.mem_get_info() == (expected * GIB, 36 * GIB)
     assert (module.memory_allocated(), module.memory_reserved()) == (7 * GIB, 10 * GIB)
+
+
+def test_limits_of_a_gpu_of_apple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device batches get what they may have beside what is taken; without a limit, all of it."""
+    limits: list[float] = []
+    emptied: list[bool] = []
+    apple = fake_torch("mps").mps
+    fake = SimpleNamespace(
+        **vars(apple) | {"device_count": lambda: 1, "empty_cache": lambda: emptied.append(True)},
+        set_per_process_memory_fraction=limits.append,
+    )
+    monkeypatch.setattr(torch, "mps", fake)
+    monkeypatch.setattr(device_module, "host_memory", lambda: AvailableMemory(64 * GIB, 60 * GIB))
+    assert memory.device_memory("mps") == AvailableMemory(36 * GIB, 26 * GIB)
+    assert memory.allocated_bytes("mps") == 7 * GIB
+    memory.limit_batches("mps", 8 * GIB)
+    memory.limit_batches("mps", 80 * GIB)
+    memory.limit_batches("mps", 0)
+    assert limits == [0.5, 1.0, 1.0]  # 10 GiB are taken, of 36
+    memory.free_memory("mps")
+    assert emptied
 
 
 def test_auto_is_half_precision_on_a_gpu_of_apple() -> None:
