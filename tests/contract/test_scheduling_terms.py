@@ -19,6 +19,8 @@ from embedfarm.contract.scheduling_terms import PRIORITIES, Terms, priority_name
         ({"tenant": "a\nb"}, "64 printable"),
         ({"tenant": "x" * 65}, "64 printable"),
         ({"deadline_ms": -1}, "deadline"),
+        ({"max_hours": -1.0}, "max_hours is 0, for none, or up to"),
+        ({"max_cost": float("nan")}, "max_cost is 0, for none, or up to"),
         ({"labels": "a,b c"}, "'b c' is no label"),
         ({"labels": "x" * 41}, "is no label"),
         ({"labels": ",".join(map(str, range(11)))}, "at most 10 labels"),

@@ -8,6 +8,7 @@ import torch
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines import measurement
 from embedfarm.workers.engines.arithmetic import Arithmetic
 from embedfarm.workers.engines.measurement import PEAK_SECONDS, measure_peak
 from embedfarm.workers.engines.opening import open_engine
@@ -59,6 +60,22 @@ def test_peak_is_measured_quickly(dtype: torch.dtype) -> None:
     began = time.perf_counter()
     assert measure_peak(torch.device("cpu"), dtype) > 1e8
     assert time.perf_counter() - began < 10 * PEAK_SECONDS
+
+
+def test_a_peak_that_would_take_long_is_measured_with_small_matrices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A processor that is too slow for large matrices multiplies no more of them."""
+    sizes = []
+
+    def multiply(size: int, *_: object) -> float:
+        sizes.append(size)
+        return 10.0
+
+    monkeypatch.setattr(measurement, "_multiply", multiply)
+    peak = measure_peak(torch.device("cpu"), torch.float32)
+    assert sizes == [measurement.CPU_PEAK_SIZE // measurement.SMALLER]
+    assert peak == 2 * sizes[0] ** 3 / 10.0
 
 
 def test_unknown_arithmetic_counts_nothing() -> None:

@@ -26,6 +26,15 @@ def test_core_groups_tile_the_cores(count: int, groups: int) -> None:
         assert flat == sorted(flat)
 
 
+def test_a_system_without_affinity_lends_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process has no affinity, it may use each core that there is."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(cores, "cgroup_quota", lambda *_: math.inf)
+    monkeypatch.delenv(cores.LENT_CORES, raising=False)
+    assert sorted(cores.available_cores()) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("count", "workers"), [(1, 1), (2, 2), (4, 2), (6, 2), (8, 2), (16, 4), (64, 16)]
 )
