@@ -24,6 +24,7 @@ from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.model_orders import ModelOrder
 from embedfarm.contract.settings import Settings
 from embedfarm.workers import host_memory, model_room, model_store
+from embedfarm.workers.engines import memory
 from embedfarm.workers.engines.engine import DeviceFailed, Engine, NoRoom
 from embedfarm.workers.engines.memory import predict_bytes
 from embedfarm.workers.engines.null import NullEngine
@@ -268,6 +269,17 @@ def test_a_model_of_unknown_size_has_the_device_alone(
     monkeypatch.setattr(model_store, "allocated_bytes", lambda _: next(taken))
     load(store, 3)
     assert [(model.spec.model, model.bytes) for model in store.resident] == [("null:3", 7)]
+
+
+def test_weights_of_another_format_count_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pickled weights take what their file does; so it is where no processor is described."""
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
+    memory._computes_in_half.cache_clear()
+    monkeypatch.setattr(memory, "CPU_FACTS", tmp_path / "none")
+    assert predict_bytes(JobSpec(model=str(tmp_path)), "cpu", Settings()) == 1000
+    memory._computes_in_half.cache_clear()
 
 
 @pytest.mark.parametrize(

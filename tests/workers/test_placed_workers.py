@@ -55,6 +55,15 @@ def test_workers_that_cannot_begin_say_why(
     assert "hidden" not in workers.look().failed
 
 
+def test_workers_whose_gpu_is_not_there_say_so(environment: dict[str, str]) -> None:
+    """Workers that are placed on a GPU begin on no other device, however many cores they get."""
+    workers = PlacedWorkers("a3", ["7"])
+    workers.begin(environment, 0)
+    wait_until(lambda: workers.look().failed, 30)
+    assert "GPU" in workers.look().failed
+    workers.drain()
+
+
 def _hold(environment: dict[str, str], pipe: Connection) -> None:
     """Begin workers in a process of their own, and wait for its end."""
     PlacedWorkers("a2", []).begin(environment, 1)
