@@ -52,7 +52,8 @@ class Pages:
         except NotBegun as error:
             raise AssertionError(f"all chunks are gone from {out.name}") from error
         with reader:
-            for (start, end), digest in self.seen.items():
+            # More pages may be read meanwhile: a simulated disk takes its time.
+            for (start, end), digest in list(self.seen.items()):
                 page = reader.read(start, end - start)
                 if page is None or page.end < end:
                     if end <= _end_without_line_end(out):

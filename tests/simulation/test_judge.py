@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from embedfarm.collector.output import Output
+from embedfarm.collector.output_reader import Chunks, OutputReader
 from embedfarm.contract.records import Result, text_checksums
 from tests.simulation.corpora import Corpus, Version
 from tests.simulation.judge import Failure, Stored, expected_vectors, judge
@@ -86,6 +87,24 @@ def test_a_page_that_changes_is_noticed(tmp_path: Path) -> None:
     pages.seen[0, 4] = "something"
     with pytest.raises(AssertionError, match="gone"):
         pages.check(tmp_path)
+
+
+def test_pages_are_read_while_others_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may read more pages while those before are read again."""
+    pages, vector, read = Pages(), np.ones(1, "<f4").tobytes(), OutputReader.read
+
+    def read_slowly(reader: OutputReader, start: int, count: int) -> Chunks | None:
+        pages.seen[start + 100, start + 101] = "of another client"
+        return read(reader, start, count)
+
+    with Output(tmp_path, {"model": "m"}, sink="jsonl", part_bytes_max=1) as output:
+        output.add(Result(0, 1, 1, dtype="<f4", vectors=vector, checksums=text_checksums(["a"])))
+        pages.read(tmp_path)
+        monkeypatch.setattr(OutputReader, "read", read_slowly)
+        pages.check(tmp_path)
+    assert len(pages.seen) == 2
 
 
 @pytest.mark.parametrize("ending", [b"", b"\0"])
