@@ -276,10 +276,9 @@ def test_weights_of_another_format_count_as_they_are(
 ) -> None:
     """Pickled weights take what their file does; so it is where no processor is described."""
     (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
-    memory._computes_in_half.cache_clear()
+    monkeypatch.setattr(memory, "_computes_in_half", memory._computes_in_half.__wrapped__)
     monkeypatch.setattr(memory, "CPU_FACTS", tmp_path / "none")
     assert predict_bytes(JobSpec(model=str(tmp_path)), "cpu", Settings()) == 1000
-    memory._computes_in_half.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,13 @@ def test_workers_that_cannot_begin_say_why(
 
 def test_workers_whose_gpu_is_not_there_say_so(environment: dict[str, str]) -> None:
     """Workers that are placed on a GPU begin on no other device, however many cores they get."""
-    workers = PlacedWorkers("a3", ["7"])
+    workers = PlacedWorkers("a3", ["999"])
     workers.begin(environment, 0)
-    wait_until(lambda: workers.look().failed, 30)
-    assert "GPU" in workers.look().failed
-    workers.drain()
+    try:
+        wait_until(lambda: workers.look().failed, 30)
+        assert "GPU" in workers.look().failed
+    finally:
+        workers.drain()
 
 
 def _hold(environment: dict[str, str], pipe: Connection) -> None:
