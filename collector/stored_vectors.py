@@ -31,6 +31,18 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+class RunPlace(msgspec.Struct, frozen=True):
+    """Where a run of an output has stored vectors: a line of `STORED_FILE`.
+
+    Attributes:
+        place: Directory or URL.
+        output: Absolute path that the output had then; "" in lines of earlier versions.
+    """
+
+    place: str
+    output: str = ""
+
+
 class VectorsLost(OutputError):
     """Raised when stored vectors are not there, or are others than were stored."""
 
@@ -172,10 +184,32 @@ class StoredVectors:
 
 
 def known_places(out: Path) -> list[str]:
-    """Return where the runs of an unfinished output have stored vectors, the last run last."""
+    """Return where the runs of an unfinished output have stored vectors, the last run last.
+
+    Raises:
+        OutputError: The file that says so is damaged.
+    """
+    return [each.place for each in run_places(out)]
+
+
+def run_places(out: Path) -> list[RunPlace]:
+    """Return where the runs of an unfinished output have stored vectors, the last run last.
+
+    Raises:
+        OutputError: The file that says so is damaged.
+    """
+    lines = list[bytes]()
     with suppress(FileNotFoundError, NotADirectoryError):
-        return (out / STORED_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    return []
+        lines = (out / STORED_FILE).read_bytes().splitlines()
+    try:
+        return [
+            msgspec.json.decode(line, type=RunPlace)
+            if line.startswith(b"{")
+            else RunPlace(line.decode())  # an absolute path or a URL
+            for line in lines
+        ]
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise OutputError(f"{out / STORED_FILE} is damaged: {error}") from error
 
 
 def remove_stored(files: StoredFiles, kept: Collection[str] = ()) -> bool:

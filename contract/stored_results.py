@@ -13,7 +13,7 @@ import errno
 import re
 import uuid
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,11 @@ def make_name(generation: str, start: int, end: int) -> str:
 def is_name(name: str) -> bool:
     """Tell whether a name is one that `make_name` may have made; it leads nowhere else."""
     return _NAME.fullmatch(name) is not None and not name.endswith(TEMPORARY_SUFFIX)
+
+
+def removable(names: Iterable[str], kept: Collection[str]) -> list[str]:
+    """Return the names of vectors, whole or half written, but for those that are kept."""
+    return [name for name in names if _NAME.fullmatch(name) and name not in kept]
 
 
 def is_left_over(name: str, upto: int, generation: str) -> bool:
@@ -179,12 +184,12 @@ class LocalFiles:
             (self.directory / name).unlink(missing_ok=True)
 
     def remove(self, kept: Collection[str] = ()) -> None:
-        """Delete all files but those that are kept, and the directory if none is.
+        """Delete all files of vectors but those that are kept, and the directory if it is empty.
 
-        What is still written into it may stay.
+        What is still written into it may stay, and what has another name does.
         """
         for _ in range(REMOVALS_MAX):
-            self.delete([name for name in self.names() if name not in kept])
+            self.delete(removable(self.names(), kept))
             if kept:
                 return
             try:
@@ -268,8 +273,8 @@ class UrlFiles:
                 self.filesystem.rm_file(f"{self.root}/{name}")
 
     def remove(self, kept: Collection[str] = ()) -> None:
-        """Delete all objects that the listing has, but those that are kept."""
-        self.delete([name for name in self.names() if name not in kept])
+        """Delete all objects of vectors that the listing has, but those that are kept."""
+        self.delete(removable(self.names(), kept))
 
 
 StoredFiles: TypeAlias = LocalFiles | UrlFiles

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from embedfarm.collector.manifest import OutputError, Part, read_manifest
 from embedfarm.collector.output_directory import State, read_request, read_state
 from embedfarm.collector.output_reader import read_parts
@@ -16,9 +18,11 @@ from embedfarm.collector.sinks import lists_stored
 from embedfarm.collector.sinks.stored_listing import listed_files
 from embedfarm.collector.stored_vectors import (
     STORED_FILE,
+    RunPlace,
     StoredVectors,
     known_places,
     remove_stored,
+    run_places,
 )
 from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.durable_files import replacing
@@ -26,7 +30,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job, identities
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.stored_results import StorageRefused, open_place, place_below
-from embedfarm.runs.own_job import OwnJob
+from embedfarm.runs.own_job import JOB_ID_FILE, OwnJob
 
 OWNER_CHARACTERS: Final = 16  # of a digest
 
@@ -81,17 +85,33 @@ class RunStorage:
     def make(self) -> None:
         """Make the directory, once the output remembers to delete it.
 
+        A copy of an output has the original's memory. What the original still needs, the copy
+        forgets, and neither stores more there nor deletes it.
+
         Raises:
             StorageRefused: There is no library for its URL.
+            OutputError: The output is a copy, and would go on with the original's directory, or
+                lists what is there.
             OSError: The disk refuses.
         """
         if not self.directory:
             return
-        known = known_places(self.out)
-        if known[-1:] != [self.directory]:
-            others = [each for each in known if each != self.directory]
+        known = run_places(self.out)
+        originals = {each.place: found for each in known if (found := _original(each, self.out))}
+        if self.directory in originals or (originals and lists_stored(self.sink)):
+            place, original = next(iter(originals.items()))
+            way = f"remove {self.out / JOB_ID_FILE}, and the copy goes on with a job of its own"
+            if lists_stored(self.sink):
+                way = "embed into another directory (--out)"
+            raise OutputError(
+                f"{self.out} is a copy of {original}, whose vectors are in {place}: {way}"
+            )
+        gone = {self.directory, *originals}
+        here = RunPlace(self.directory, str(self.out.resolve()))
+        wanted = [*(each for each in known if each.place not in gone), here]
+        if known != wanted:
             with replacing(self.out / STORED_FILE) as file:
-                file.writelines(f"{each}\n".encode() for each in (*others, self.directory))
+                file.writelines(msgspec.json.encode(each) + b"\n" for each in wanted)
         open_place(self.directory).make()
 
     def vectors(self, job: Job, stop: threading.Event) -> StoredVectors | None:
@@ -116,13 +136,26 @@ def check_stored(sink: str, place: str) -> None:
         )
 
 
+def _original(known: RunPlace, out: Path) -> Path | None:
+    """Return the other output that had stored vectors in a place, and needs them still."""
+    original = Path(known.output or out)
+    if not original.exists() or original.samefile(out):
+        return None
+    try:
+        needed = {*known_places(original), *_listed_by(original)}
+    except (OutputError, OSError) as error:
+        log.warning("%s: what it needs of stored vectors is not known: %s", original, error)
+        return original
+    return original if known.place in needed else None
+
+
 def end_storing(out: Path) -> None:
     """Delete the vectors that were stored for an output whose job has ended, and it does not list.
 
     Where it cannot be known what it lists, nothing is deleted.
     """
-    places = known_places(out)
     try:
+        places = known_places(out)
         listed = _listed_by(out) if places else {}
     except (OutputError, OSError) as error:
         log.warning("%s: nothing that was stored for it is deleted: %s", out, error)
@@ -136,8 +169,9 @@ def discard_stored(out: Path) -> bool:
 
     What a damaged output lists is not found, and stays.
     """
-    places = dict.fromkeys(known_places(out))
+    places = dict[str, None]()
     try:
+        places |= dict.fromkeys(known_places(out))
         places |= dict.fromkeys(_listed_by(out))
     except (OutputError, OSError) as error:
         log.warning("%s: what it lists of stored vectors stays: %s", out, error)

@@ -17,7 +17,12 @@ from embedfarm.collector.patch import patch
 from embedfarm.collector.search import iter_vectors
 from embedfarm.collector.sinks import PartError, lists_stored, sink_names, stored_listing
 from embedfarm.collector.sinks.stored_listing import Listing, Piece, listed_files, read_listing
-from embedfarm.collector.stored_vectors import STORED_FILE, StoredVectors, VectorsLost
+from embedfarm.collector.stored_vectors import (
+    STORED_FILE,
+    StoredVectors,
+    VectorsLost,
+    known_places,
+)
 from embedfarm.collector.verify import verify
 from embedfarm.contract.records import ChunkError, Receipt, Result, text_checksums
 from embedfarm.contract.stored_results import (
@@ -27,7 +32,7 @@ from embedfarm.contract.stored_results import (
     checksum_of,
     make_name,
 )
-from embedfarm.runs.stored_place import check_stored, discard_stored, end_storing
+from embedfarm.runs.stored_place import RunStorage, check_stored, discard_stored, end_storing
 from tests.collector.places import say_where
 
 COUNT: Final = 48
@@ -337,6 +342,24 @@ def test_a_place_without_its_library(
     assert not discard_stored(out)
     assert len(list(place.iterdir())) == 12 // FILE
     assert discard_stored(out.parent / "nothing"), "there is nothing to delete"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\u2028", "\x85", "\x0b"])
+def test_a_place_that_names_another_in_a_line_of_its_own(tmp_path: Path, end: str) -> None:
+    """Ending a job whose place has a line end in its name deletes nothing anywhere else."""
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    victim.mkdir()
+    theirs = victim / make_name("1", 0, 12)
+    theirs.touch()
+    (out / STATE_DIRECTORY).mkdir(parents=True)
+    directory = f"{tmp_path}/x{end}{victim}{end}/y"
+    storage = RunStorage(out, directory, "parquet", directory)
+    storage.make()
+    LocalFiles(Path(directory)).put(make_name("1", 0, 12), b"x")
+    assert known_places(out) == [directory]
+    end_storing(out)
+    assert not Path(directory).exists()
+    assert theirs.exists()
 
 
 def test_a_list_needs_a_place(tmp_path: Path) -> None:

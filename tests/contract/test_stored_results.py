@@ -10,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedfarm.contract.durable_files import TEMPORARY_SUFFIX
 from embedfarm.contract.stored_results import (
     LocalFiles,
     StorageRefused,
@@ -87,6 +88,22 @@ def test_a_place_that_is_gone(tmp_path: Path) -> None:
     assert not (tmp_path / "place").exists()
 
 
+def test_what_no_worker_wrote_stays(files: StoredFiles) -> None:
+    """Removing a place deletes vectors, also half written ones, and no file of anybody else."""
+    names = [
+        "1.0-8." + 32 * "a",
+        f"1.0-8.{32 * 'b'}{TEMPORARY_SUFFIX}",
+        "part-000000000000.parquet",
+    ]
+    for name in (*names, "_manifest.json"):
+        files.put(name, b"x")
+    files.remove({names[0]})
+    assert sorted(files.names()) == sorted([names[0], names[2], "_manifest.json"])
+    files.remove()
+    assert sorted(files.names()) == sorted([names[2], "_manifest.json"])
+    files.delete(files.names())
+
+
 def test_a_place_is_removed_beside_a_writer(tmp_path: Path) -> None:
     """A worker that still writes ends with a directory that is gone, and nothing is left."""
     files = LocalFiles(tmp_path / "place")
@@ -95,7 +112,7 @@ def test_a_place_is_removed_beside_a_writer(tmp_path: Path) -> None:
 
     def write() -> None:
         for number in range(100_000):
-            files.put(f"1.0-8.{number}", b"x")
+            files.put(make_name(str(number), 0, 8), b"x")
             begun.set()
 
     with ThreadPoolExecutor(1) as pool:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,36 @@ def test_an_output_lists_what_is_stored(tmp_path: Path, place: Path) -> None:
     assert (done.returncode, "say where (--stored)" in done.stderr) == (2, True)
     done = run("export", copy, "--out", out, *LISTED)
     assert (done.returncode, "'stored' is not one of" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("more", [(), LISTED], ids=["carried", "listed"])
+def test_a_copy_leaves_the_original_its_vectors(
+    tmp_path: Path, place: Path, more: tuple[str, ...]
+) -> None:
+    """A copy of an unfinished output is refused while it would delete what that needs."""
+    texts = list(texts_of(2_000))
+    corpus, out = write_corpus(tmp_path / "c.jsonl", texts), tmp_path / "out"
+    tiny = {"EMBEDFARM_PART_BYTES_MAX": "2048"}
+    words = [corpus, *MODEL, "--model", "null:16:200000", *more, "--stored", place]
+    embedding = Embedding(words, out, tiny)
+    wait_until(lambda: len(list(out.glob("part-*"))) >= 2)
+    embedding.process.send_signal(signal.SIGINT)
+    assert embedding.wait() == 130
+    copy = shutil.copytree(out, tmp_path / "copy")
+
+    def go_on(directory: Path) -> None:
+        done = run("embed", *words, "--out", directory, environment=tiny)
+        assert done.returncode == 0, done.stderr
+        assert run("verify", directory, "--against", corpus).returncode == 0
+
+    def is_refused() -> None:
+        done = run("embed", *words, "--out", copy, environment=tiny)
+        assert (done.returncode, f"is a copy of {out}" in done.stderr) == (2, True), done.stderr
+
+    is_refused()
+    go_on(out)
+    is_refused() if more else go_on(copy)
+    assert run("verify", out).returncode == 0
 
 
 def test_chunks_that_failed_are_tried_again(tmp_path: Path, place: Path) -> None:
