@@ -11,6 +11,7 @@ from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
     Manifest,
     OutputError,
+    check_bytes,
     find_listing,
     read_failures,
     read_manifest,
@@ -76,6 +77,7 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
     destination.resume([])
     parts = []
     for part in manifest.parts:
+        check_bytes(directory, part)
         vectors = source.read(part, manifest.layout)
         batch = spread(vectors, part, list(islice(failures, part.errors)))
         if kept and isinstance(source, ColumnSink):

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from embedfarm.collector.column_rows import same_rows
-from embedfarm.collector.manifest import Layout, Manifest, OutputError, Part, Written
+from embedfarm.collector.manifest import Layout, Manifest, OutputError, Part, Written, check_bytes
 from embedfarm.collector.sinks import ColumnSink, PartRows, open_sink
 from embedfarm.collector.source_check import names_sha256
 from embedfarm.collector.text_digests import DIGEST_BYTES, DIGESTS_FILE
-from embedfarm.contract.durable_files import sha256_of, sync_directory
+from embedfarm.contract.durable_files import sync_directory
 
 LINKABLE: Final = ("parquet", "jsonl")
 """Formats with a file for each part."""
@@ -87,8 +87,7 @@ class LinkedParts:
         part = self._parts.get(rows.start)
         if part is None or not self._is_same(part, rows, layout, digests):
             return None
-        if sha256_of(part.spans(self._directory)) != part.sha256:
-            raise OutputError(f"{self._directory / part.file} has other bytes than were written")
+        check_bytes(self._directory, part)
         try:
             _link(self._directory / part.file, out / part.file)
         except OSError as error:

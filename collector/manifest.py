@@ -17,7 +17,7 @@ import pyarrow as pa
 from embedfarm.collector.id_digests import RepeatedIds
 from embedfarm.collector.text_digests import DIGESTS_FILE
 from embedfarm.contract.canaries import Canaries
-from embedfarm.contract.durable_files import ByteRange, replacing, sync_directory
+from embedfarm.contract.durable_files import ByteRange, replacing, sha256_of, sync_directory
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.formatting import HOUR
 from embedfarm.contract.spending import Spent
@@ -125,6 +125,20 @@ class Part(Written, kw_only=True):
     def end(self) -> int:
         """Index after the last chunk."""
         return self.start + self.count
+
+
+def check_bytes(directory: Path, part: Part) -> None:
+    """Refuse a part of a finished output in `directory` that is not as it was written.
+
+    What makes a lasting copy of vectors asks this first: the copy has checksums of its own, which
+    would call the damage whole.
+
+    Raises:
+        OutputError: The part has other bytes than were written.
+        OSError: A file cannot be read.
+    """
+    if sha256_of(part.spans(directory)) != part.sha256:
+        raise OutputError(f"{directory / part.file} has other bytes than were written")
 
 
 class Failure(msgspec.Struct, kw_only=True):

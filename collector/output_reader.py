@@ -16,6 +16,7 @@ from embedfarm.collector.manifest import (
     Layout,
     OutputError,
     Part,
+    check_bytes,
     find_listing,
     read_manifest,
 )
@@ -94,7 +95,8 @@ class _PartFacts(NamedTuple):
 class OutputReader:
     """Reads the chunks of an output that are on the disk, finished or not; it takes no lock.
 
-    What it sees is the output as it was when it was opened. Memory holds one part.
+    What it sees is the output as it was when it was opened. Memory holds one part. The bytes of
+    each part of a finished output are compared with their checksum before they are read.
 
     Attributes:
         lists: Whether each piece is read from where its vectors are stored.
@@ -108,6 +110,7 @@ class OutputReader:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._directory, self._checked = directory, -1  # beginning of the part that was compared
         self._record = record = _open(directory)
         self._sink: Sink = open_sink(record.format, directory)
         self.lists = isinstance(self._sink, ListingSink)
@@ -130,7 +133,7 @@ class OutputReader:
             return None
         if not isinstance(self._sink, ListingSink):
             return self.read_part(start).within(start, limit)
-        part, layout, failures = self._record.part_of(start)
+        part, layout, failures = self._part_of(start)
         batch = self._sink.read_some(part, layout, start, limit)
         return Chunks(batch, layout, failures).within(start, limit)
 
@@ -140,8 +143,26 @@ class OutputReader:
         Raises:
             OutputError, OSError: The part is damaged, or was replaced meanwhile.
         """
-        part, layout, failures = self._record.part_of(index)
+        part, layout, failures = self._part_of(index)
         return Chunks(self._sink.read_all(part, layout, failures), layout, failures)
+
+    def expect(self, part: Part) -> None:
+        """Refuse an output that does not have this part any more.
+
+        Raises:
+            OutputError: Another part is in its place, or none.
+        """
+        there = part.start < self.available and self._record.part_of(part.start).part == part
+        if not there:
+            raise OutputError(f"{self._directory / part.file} was replaced meanwhile")
+
+    def _part_of(self, index: int) -> _PartFacts:
+        """Return what is known of the part that has chunk `index`, which is as it was written."""
+        facts = self._record.part_of(index)
+        if self.count is not None and self._checked != facts.part.start:
+            check_bytes(self._directory, facts.part)
+            self._checked = facts.part.start
+        return facts
 
     def failures(self, start: int, limit: int) -> list[Failure]:
         """List up to `limit` failed chunks from `start` on; what was before them is not read."""

@@ -22,6 +22,7 @@ from embedfarm.collector.manifest import (
     OutputError,
     Part,
     Written,
+    check_bytes,
     read_failures,
     read_manifest,
     settle,
@@ -81,6 +82,7 @@ def _stage(directory: Path, manifest: Manifest, again: "_Retried", staged: Path)
             if len(left) == len(failed):
                 parts.append(part)
                 continue
+            check_bytes(directory, part)
             batch = _merge(part, old.read(part, manifest.layout), vectors)
             if columns is not None and isinstance(old, ColumnSink):
                 there = old.read_columns(part, manifest.layout)
@@ -130,7 +132,7 @@ class _Retried:
     """Finished output of a retry: what became of the failed chunks, in their order."""
 
     def __init__(self, directory: Path) -> None:
-        self.manifest = read_manifest(directory)
+        self._directory, self.manifest = directory, read_manifest(directory)
         self._sink = open_sink(self.manifest.format, directory)
         self._parts = iter(self.manifest.parts)
         self._failures = read_failures(directory)
@@ -164,6 +166,7 @@ class _Retried:
 
     def _read_part(self) -> None:
         part = next(self._parts)
+        check_bytes(self._directory, part)
         vectors = self._sink.read(part, self.manifest.layout)
         self._read = part.end
         self._indices = np.concatenate([self._indices, vectors.indices])

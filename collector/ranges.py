@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embedfarm.collector.manifest import OutputError
+from embedfarm.collector.manifest import OutputError, check_bytes, read_manifest
 from embedfarm.collector.search import iter_vectors
 from embedfarm.collector.sinks import Vectors
 
@@ -37,6 +37,8 @@ def read_ranges(path: Path) -> NDArray[np.float32]:
         OutputError: `path` is neither.
     """
     if path.is_dir():
+        for part in read_manifest(path).parts:
+            check_bytes(path, part)
         return component_ranges(iter_vectors(path))
     try:
         ranges = np.load(path)

@@ -1,7 +1,8 @@
-"""A place for the vectors of an output that lists where they are stored."""
+"""A place for the vectors of an output that lists where they are stored, and damage to a part."""
 
 from pathlib import Path
 
+from embedfarm.collector.manifest import Part
 from embedfarm.collector.stored_vectors import STORED_FILE
 from embedfarm.contract.stored_results import LocalFiles
 
@@ -13,3 +14,13 @@ def say_where(out: Path) -> Path:
     (out / STORED_FILE).parent.mkdir(parents=True, exist_ok=True)
     (out / STORED_FILE).write_text(f"{place}\n")
     return place
+
+
+def damage(out: Path, part: Part) -> None:
+    """Change one bit in the middle of a part that is on the disk."""
+    path, offset, size = part.spans(out)[0]
+    with path.open("r+b") as file:
+        file.seek(offset + size // 2)
+        (byte,) = file.read(1)
+        file.seek(offset + size // 2)
+        file.write(bytes([byte ^ 1]))

@@ -7,9 +7,11 @@ import pytest
 from embedfarm.collector.export import export
 from embedfarm.collector.manifest import About, ManifestError, OutputError, read_manifest
 from embedfarm.collector.output import Output
+from embedfarm.collector.output_directory import State, read_state
 from embedfarm.collector.sinks import holding_sinks, open_sink
 from embedfarm.collector.verify import verify
 from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
+from tests.collector.places import damage
 from tests.farm.harness import null_vectors
 
 TEXTS = [f"text {n}" for n in range(40)]
@@ -58,6 +60,17 @@ def test_every_format_into_every_other(tmp_path: Path, sink: str, other: str, *,
     times = {path: path.stat().st_mtime_ns for path in target.iterdir()}
     export(source, target, other)
     assert {path: path.stat().st_mtime_ns for path in target.iterdir()} == times
+
+
+@pytest.mark.parametrize("sink", holding_sinks())
+def test_a_damaged_part_is_not_exported(tmp_path: Path, sink: str) -> None:
+    """An export of vectors that are not those that were written is refused by name."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make(source, sink, ids=True)
+    damage(source, read_manifest(source).parts[1])
+    with pytest.raises(OutputError, match="has other bytes than were written"):
+        export(source, target, "npy")
+    assert read_state(target) is not State.FINISHED
 
 
 def test_an_interrupted_export_begins_again(tmp_path: Path) -> None:

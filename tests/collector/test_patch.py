@@ -28,7 +28,7 @@ from embedfarm.collector.search import iter_vectors
 from embedfarm.collector.sinks import SINKS
 from embedfarm.collector.verify import verify
 from embedfarm.contract.records import ChunkError, Result, Rows, text_checksums
-from tests.collector.places import say_where
+from tests.collector.places import damage, say_where
 
 COUNT = 40
 PER_RESULT = 4
@@ -107,6 +107,19 @@ def test_patch(tmp_path: Path, sink: str, again: Sequence[int], dtype: str, ids:
     assert [each for v in stored for each in v.ids or ()] == [IDS[i] for i in good if ids]
     assert untouched.items() <= {part.start: part.sha256 for part in manifest.parts}.items()
     assert (out / "_errors.jsonl").exists() == bool(left)
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_damaged_part_is_not_written_again(tmp_path: Path, sink: str, which: str) -> None:
+    """A part with other bytes than were written gets no checksum under which it looks whole."""
+    out = write(tmp_path / "first", sink, range(COUNT), FAILED, "<f4", ids=False)
+    retried = write(tmp_path / "second", sink, FAILED, (), "<f4", ids=False)
+    damage(tmp_path / which, read_manifest(tmp_path / which).parts[0])
+    before = verify(out)
+    with pytest.raises(OutputError, match="has other bytes than were written"):
+        patch(out, retried)
+    assert verify(out) == before
 
 
 def make_older(out: Path) -> None:

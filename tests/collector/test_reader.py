@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from embedfarm.collector.manifest import About, Failure, OutputError
+from embedfarm.collector.manifest import About, Failure, OutputError, read_manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.output_reader import Chunks, NotBegun, OutputReader
+from embedfarm.collector.ranges import read_ranges
 from embedfarm.collector.sinks import SINKS
 from embedfarm.contract.records import ChunkError, Result, text_checksums
-from tests.collector.places import say_where
+from tests.collector.places import damage, say_where
 
 ABOUT = About(job="j", model="m", fingerprint={}, source={})
 COUNT = 60
@@ -133,6 +134,33 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         journal.write_bytes(journal.read_bytes() + b"{}\n")
         with pytest.raises(OutputError, match="damaged"):
             OutputReader(tmp_path)
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_damaged_part_is_not_read(tmp_path: Path, sink: str) -> None:
+    """Vectors of a finished output that are not those that were written are refused by name."""
+    with open_output(tmp_path, sink) as output:
+        for result in results():
+            output.add(result)
+        output.finish(COUNT, ABOUT)
+    whole, damaged, *_ = read_manifest(tmp_path).parts
+    damage(tmp_path, damaged)
+    with OutputReader(tmp_path) as reader:
+        assert reader.read(whole.start, COUNT) is not None
+        with pytest.raises(OutputError, match="has other bytes than were written"):
+            reader.read(damaged.start, COUNT)
+
+
+def test_ranges_of_a_damaged_part_are_not_taken(tmp_path: Path) -> None:
+    """Ranges by which others are quantised are no damage's."""
+    with open_output(tmp_path, "npy") as output:
+        for result in results():
+            output.add(result)
+        output.finish(COUNT, ABOUT)
+    assert read_ranges(tmp_path).shape == (2, 3)
+    damage(tmp_path, read_manifest(tmp_path).parts[1])
+    with pytest.raises(OutputError, match="has other bytes than were written"):
+        read_ranges(tmp_path)
 
 
 @pytest.mark.parametrize("finished", [True, False])
