@@ -29,7 +29,7 @@ from embedfarm.contract.settings import Settings
 if TYPE_CHECKING:
     from embedfarm.collector.batch_answers import Chunk, Tally
     from embedfarm.collector.collect import JobCancelled
-    from embedfarm.ingest.openai_batches import Counts, Decode
+    from embedfarm.ingest.openai_batches import BatchPlan, Decode
 
 CORPUS: Final = "corpus.jsonl"
 VECTORS: Final = "vectors"
@@ -54,10 +54,11 @@ def batch(  # noqa: PLR0913, PLR0917 -- each is a flag
     with plain_errors():
         out.mkdir(parents=True, exist_ok=True)
         model = model or find_model(requests, settings.models, settings.batch_requests_max)
-        counts = _plan(requests, out, model, settings)
+        made = _plan(requests, out, model, settings)
         cancelled = _embed(out, model, job_id, settings)
         tally = _assemble(out, model, settings)
-    report = counts._asdict() | tally._asdict() | {"model": model, "out": str(out)}
+    counts = {"total": made.total, "bad": made.bad}
+    report = counts | tally._asdict() | {"model": model, "out": str(out)}
     if as_json:
         print_json(report | {"cancelled": cancelled is not None})
     else:
@@ -69,17 +70,19 @@ def batch(  # noqa: PLR0913, PLR0917 -- each is a flag
         fail(str(cancelled), cancelled.exit_status)
 
 
-def _plan(source: Path, out: Path, model: str, settings: Settings) -> "Counts":
+def _plan(source: Path, out: Path, model: str, settings: Settings) -> "BatchPlan":
     """Make the corpus of the requests, unless an earlier run has.
 
     Raises:
         CorpusError: None of the requests can be done, or they are too many.
+        OutputError: The earlier run was about another file, or another model.
     """
     from embedfarm.contract.durable_files import replacing
-    from embedfarm.ingest.openai_batches import Counts, Planner, plan, refuse_all_bad
+    from embedfarm.ingest.openai_batches import BatchPlan, Planner, plan, refuse_all_bad
 
     if (out / PLAN).exists():
-        counts = Counts(*msgspec.json.decode((out / PLAN).read_bytes()))
+        made = msgspec.json.decode((out / PLAN).read_bytes(), type=BatchPlan)
+        _compare(made, source, out, model)
     else:
         decode = _decoder(model, settings)
         planner = Planner(model, settings.models, decode, settings.lane_texts_max)
@@ -88,11 +91,22 @@ def _plan(source: Path, out: Path, model: str, settings: Settings) -> "Counts":
             replacing(out / REQUESTS) as planned,
             replacing(out / ENDS) as ends,
         ):
-            counts = plan(source, planner, (corpus, planned, ends), settings.batch_requests_max)
+            made = plan(source, planner, (corpus, planned, ends), settings.batch_requests_max)
         with replacing(out / PLAN) as file:
-            file.write(msgspec.json.encode(counts))
-    refuse_all_bad(counts, out / REQUESTS)
-    return counts
+            file.write(msgspec.json.encode(made))
+    refuse_all_bad(made, out / REQUESTS)
+    return made
+
+
+def _compare(made: "BatchPlan", source: Path, out: Path, model: str) -> None:
+    """Refuse a file or a model that is not the one of a plan, where the plan names them."""
+    from embedfarm.collector.request_comparison import compare_requests
+    from embedfarm.ingest.openai_batches import digest_of
+
+    if made.sha256:
+        planned = {"model": made.model, "sha256_of_the_requests": made.sha256}
+        asked = {"model": model, "sha256_of_the_requests": digest_of(source)}
+        compare_requests(out, planned, asked)
 
 
 def _decoder(model: str, settings: Settings) -> "Decode":

@@ -7,7 +7,7 @@ import msgspec
 ENDPOINT: Final = "/v1/embeddings"
 
 # Files of the plan, in the batch's output directory.
-PLAN: Final = "plan.json"  # written last: how many requests there are, and how many are bad
+PLAN: Final = "plan.json"  # written last: of which file, and how many requests there are
 REQUESTS: Final = "requests.jsonl"  # a `Planned` in each line
 ENDS: Final = "ends.u64"  # for each request that is not bad, the index after its last chunk
 

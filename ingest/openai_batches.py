@@ -1,5 +1,6 @@
 """Files of requests, as OpenAI's batch protocol has them, made into a corpus."""
 
+import hashlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,11 +50,16 @@ class _Model(msgspec.Struct):
     model: str
 
 
-class Counts(NamedTuple):
-    """Numbers of the requests of a file, and of those that cannot be done."""
+class BatchPlan(NamedTuple):
+    """Numbers of the requests of a file, and of those that cannot be done; which file and model.
+
+    A plan of an older release has neither the model nor the SHA-256 of the file: both are "".
+    """
 
     total: int
     bad: int
+    model: str = ""
+    sha256: str = ""
 
 
 class _Refused(ValueError):
@@ -133,7 +139,7 @@ def _decode(data: bytes | msgspec.Raw, kind: type[Any], code: str) -> Any:  # no
 
 def plan(
     source: Path, planner: Planner, files: tuple[BinaryIO, BinaryIO, BinaryIO], most: int
-) -> Counts:
+) -> BatchPlan:
     """Write the texts of all requests as JSON Lines, and what each request is.
 
     Blank lines are no requests.
@@ -150,6 +156,7 @@ def plan(
         OSError: A file cannot be read or written.
     """
     corpus, planned, ends = files
+    sha256 = digest_of(source)
     total = bad = 0
     chunks: list[int] = []
     for number, line in _lines(source):
@@ -167,18 +174,28 @@ def plan(
     if not total:
         raise CorpusError("there is no request in the file")
     ends.write(np.cumsum(chunks, dtype=END).tobytes())
-    return Counts(total, bad)
+    return BatchPlan(total, bad, planner.model, sha256)
 
 
-def refuse_all_bad(counts: Counts, planned: Path) -> None:
+def digest_of(source: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file of requests.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with source.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_all_bad(made: BatchPlan, planned: Path) -> None:
     """Refuse a batch of which no request can be done.
 
     Raises:
         CorpusError: So it is; the message says what is wrong with the first one.
     """
-    if counts.bad == counts.total:
+    if made.bad == made.total:
         first = "".join(f"; line {one.line}: {one.message}" for one in read_bad(planned, 1))
-        raise CorpusError(f"none of the {counts.total:,} requests can be done{first}")
+        raise CorpusError(f"none of the {made.total:,} requests can be done{first}")
 
 
 def read_bad(planned: Path, most: int) -> list[Planned]:

@@ -24,7 +24,7 @@ from embedfarm.ingest.openai_batches import Planner, find_model
 from embedfarm.ingest.openai_files import ASKED
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
-from tests.farm.harness import null_vectors, role
+from tests.farm.harness import null_vectors, role, run
 from tests.ingest.rq_farm import Door
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
@@ -420,3 +420,29 @@ def test_the_model_of_a_batch(tmp_path: Path) -> None:
     planner = Planner("m2", ["m1", "m2"], lambda _: [], Settings().lane_texts_max)
     request, texts = planner.read(line("a", "m1", input="a").encode())
     assert (request.code, texts) == ("mismatched_model", [])
+
+
+def test_a_command_refuses_another_file_or_model(server: LiveServer, tmp_path: Path) -> None:
+    """A command answers the file and by the model that its output was begun with, or refuses."""
+    path, out = tmp_path / "requests.jsonl", tmp_path / "out"
+    environment = {"EMBEDFARM_MODELS": json.dumps([NULL, "null:8"])}
+
+    def answer(*words: object) -> tuple[int, str]:
+        command = ["batch", path, "--out", out, "--redis", server.url, *words]
+        done = run(*command, environment=environment)
+        return done.returncode, done.stderr
+
+    first, second = line("a", input="one"), line("b", input="two")
+    with working(worker_on(server)):
+        path.write_text(first)
+        assert answer()[0] == 0
+        path.write_text(second)
+        status, said = answer()
+        assert (status, "belongs to another request" in said) == (2, True), said
+        path.write_text(first)
+        status, said = answer("--model", "null:8")
+        assert (status, f"model: {NULL} before, null:8 now" in said) == (2, True), said
+        (out / "plan.json").write_text("[1,0]")  # as a release of before has it
+        assert answer()[0] == 0
+    [only] = lines_of((out / "output.jsonl").read_bytes())
+    assert only["custom_id"] == "a"

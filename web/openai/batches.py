@@ -25,7 +25,7 @@ from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.scheduling_terms import USUAL
 from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.ingest.job_directories import OUTPUT, put, read_kept, remove_directory
-from embedfarm.ingest.openai_batches import Counts, count_done, find_model, read_bad
+from embedfarm.ingest.openai_batches import BatchPlan, count_done, find_model, read_bad
 from embedfarm.ingest.openai_files import ASKED, BATCH_INPUT, COMPLETED
 from embedfarm.readers import CorpusError
 from embedfarm.web.auth.keys import Scope
@@ -321,7 +321,7 @@ def _progress(directory: Path, status: JobStatus) -> dict[str, Any]:
     planned = _changed(out / PLAN)
     if planned is not None:
         facts["status"], facts["in_progress_at"] = "in_progress", planned
-        plan = read_kept(out / PLAN, Counts)
+        plan = read_kept(out / PLAN, BatchPlan)
         if plan is not None:
             done = count_done(out / ENDS, status.done)
             facts["request_counts"] = {"total": plan.total, "completed": done, "failed": plan.bad}
@@ -346,7 +346,7 @@ def _end(services: Services, batch: str, directory: Path, status: JobStatus) -> 
 
 def _faults(directory: Path, status: JobStatus) -> list[Fault]:
     """Return why a batch failed: for each of its first lines, if none of them can be done."""
-    plan = read_kept(directory / OUTPUT / PLAN, Counts)
+    plan = read_kept(directory / OUTPUT / PLAN, BatchPlan)
     all_bad = plan is not None and plan.bad == plan.total
     bad = read_bad(directory / OUTPUT / REQUESTS, FAULTS_MAX) if all_bad else []
     faults = [Fault(code=each.code, message=each.message, line=each.line) for each in bad]
