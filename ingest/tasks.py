@@ -22,6 +22,7 @@ from rq.registry import CanceledJobRegistry
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JOB_FIELDS
+from embedfarm.contract.jobs import Job
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.contract.stored_results import check_place
@@ -35,6 +36,7 @@ from embedfarm.ingest.outbound import RequestFailed, Url, parse_url
 from embedfarm.ingest.rq_jobs import DownloadProgress, begin, farm_jobs, look, note
 from embedfarm.ingest.rq_keys import ReadableJob, over_unreadable
 from embedfarm.ingest.webhooks import Event, deliver
+from embedfarm.producer.feed import is_feed
 
 QUEUE: Final = "embedfarm"
 DAY_SECONDS: Final = 86400
@@ -179,7 +181,8 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
     From the disk go the directories of jobs by HTTP of which the server knows nothing any more,
     once they are older than `jobs_directory_seconds`.
 
-    An output whose job is deleted can still be resumed: what is not on disk is embedded again.
+    An output whose job is deleted can still be resumed: what is not on disk is embedded again. The
+    texts of a feed are nowhere else: it stays until its results were acknowledged.
 
     Args:
         seconds: Time that something must have rested to be deleted.
@@ -194,7 +197,8 @@ def cleanup(seconds: float = DAY_SECONDS) -> Report:
         whole, microseconds = client.time()
         now = min(time.time(), whole + microseconds / 1e6)  # neither clock alone makes old
         before, farm = now - seconds, FarmClient(client)
-        ended = [job for job, status in farm.statuses().items() if _is_over(status, before)]
+        there = farm.statuses().items()
+        ended = [job for job, status in there if _is_over(farm.job(job), status, before)]
         for job in ended:
             farm.job(job).delete()
         requests = _delete_cancelled(Queue(QUEUE, rq, serializer="json"), before)
@@ -356,10 +360,11 @@ def _is_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or Path(model).exists()
 
 
-def _is_over(status: JobStatus, before: float) -> bool:
+def _is_over(job: Job, status: JobStatus, before: float) -> bool:
     """Tell whether nothing is left to do for a job, and it has rested since `before`."""
-    rested = max(status.created_ms, status.last_commit_ms) / 1000 < before
-    return rested and (status.state == "cancelled" or status.embedded)
+    if max(status.created_ms, status.last_commit_ms) / 1000 >= before:
+        return False
+    return status.cancelled or (status.embedded and (status.removable or not is_feed(job)))
 
 
 def _delete_cancelled(queue: Queue, before: float) -> list[str]:

@@ -1,6 +1,7 @@
 """Texts of a feed: a job whose texts clients send over time."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from embedfarm.contract.encoding import encode
 from embedfarm.contract.job_spec import JobSpec
@@ -12,6 +13,8 @@ from embedfarm.contract.status import JobStatus
 from embedfarm.contract.window import FarmWindow
 from embedfarm.producer.blocks import TOKENS_MAX, Blocker
 from embedfarm.producer.submitter import PROBE_TOKENS, RESULT_BYTES_MAX, JobRefused
+
+NOTE: Final = "feed"  # the note of a job that says that it is a feed
 
 
 class OutOfPlace(RuntimeError):
@@ -28,6 +31,11 @@ class OutOfPlace(RuntimeError):
 
 class WindowFull(RuntimeError):
     """Raised when there is no room for texts, in the window of the feed or of the farm."""
+
+
+def is_feed(job: Job) -> bool:
+    """Tell whether a job is a feed, whose results stay until they are acknowledged."""
+    return bool(job.noted(NOTE))
 
 
 def extend(job: Job, settings: Settings, start: int, rows: Rows, read: int = 0) -> int:

@@ -19,11 +19,11 @@ from embedfarm.contract.lane import Lane, LaneError
 from embedfarm.contract.records import Plan
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
+from embedfarm.producer.feed import NOTE
 from embedfarm.scheduler import loop
 from embedfarm.watch.advice_reader import read_advice
 from embedfarm.watch.overview import read_page
 from embedfarm.watch.view import FarmReader
-from embedfarm.web.jobs.feeds import NOTE
 from embedfarm.workers import fetch
 from embedfarm.workers.fetch import Fetcher
 from tests.contract.little_job import (

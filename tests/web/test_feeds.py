@@ -13,6 +13,7 @@ from embedfarm.contract.encoding import decode
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Block
+from embedfarm.ingest.tasks import cleanup
 from embedfarm.web.auth.keys import Key, Scope
 from tests.contract.little_job import embed, make_job, snapshot
 from tests.farm.harness import null_vectors
@@ -270,3 +271,17 @@ def test_who_may_only_read_destroys_nothing(
         web.headers.update(headers[Scope.SUBMIT])
         assert feed.get(0).status_code == 403
         assert feed.acknowledge(3).json()["state"] == "finished"
+
+
+def test_cleanup_leaves_results_that_nobody_has_read(
+    feed: Feed, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cleanup` leaves a feed whose results wait for their reader, and deletes a cancelled one."""
+    feed.send(1, "second")
+    feed.work()
+    assert feed.close(2).status_code == 200
+    monkeypatch.setenv("EMBEDFARM_REDIS_URL", server.url)
+    assert cleanup(0)["jobs"] == []
+    assert indices(feed.get(1)) == [1]
+    feed.job.cancel()
+    assert cleanup(0)["jobs"] == [feed.job.id]

@@ -13,7 +13,7 @@ from embedfarm.collector.output_reader import Chunks
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import Rows
 from embedfarm.contract.status import JobGone, JobStatus
-from embedfarm.producer.feed import OutOfPlace, WindowFull, close, extend
+from embedfarm.producer.feed import NOTE, OutOfPlace, WindowFull, close, extend, is_feed
 from embedfarm.producer.submitter import JobRefused
 from embedfarm.watch.overview import JobFacts, read_job
 from embedfarm.web.auth.keys import Scope
@@ -25,7 +25,6 @@ from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.services import Caller, Service, Services, need
 
 LOGGER: Final = logging.getLogger(__name__)
-NOTE: Final = "feed"  # the note of a job that says that it is a feed
 NEXT: Final = "x-next-start"
 FULL_SECONDS: Final = 1
 TEXTS_MAX: Final = 8192
@@ -205,6 +204,6 @@ def _feed(services: Services, job: str) -> Job:
     """
     handle = services.farm.job(job)
     handle.status()
-    if not handle.noted(NOTE):
+    if not is_feed(handle):
         raise HTTPException(409, f"job {job} is no feed: its texts come from its corpus")
     return handle

@@ -16,10 +16,11 @@ from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.ingest.allow_list import PathRefused, allow
+from embedfarm.producer.feed import is_feed
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.problems import problems
 from embedfarm.web.jobs.events import TERMINAL
-from embedfarm.web.jobs.feeds import INDEX_MAX, NEXT, NOTE, PLACES, out_of_place, read_feed
+from embedfarm.web.jobs.feeds import INDEX_MAX, NEXT, PLACES, out_of_place, read_feed
 from embedfarm.web.jobs.formats import FORMATS, choose_format
 from embedfarm.web.jobs.job_watch import PLACE, JobWatch, Watching
 from embedfarm.web.jobs.routes import JobId
@@ -147,7 +148,7 @@ def _look(services: Services, job: str, start: int, limit: int) -> FoundResults:
     handle = services.farm.job(job)
     status = handle.status()
     try:
-        if handle.noted(NOTE):
+        if is_feed(handle):
             chunks = read_feed(services, handle, status, start, limit)
             return FoundResults(start, chunks, status.chunk_count, handle.status().shown_state)
         rows = services.settings.http_results_bytes_max // (

@@ -16,8 +16,8 @@ from embedfarm.collector.sinks.npy import fill_failed, make_header
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.ingest.allow_list import PathRefused, allow
+from embedfarm.producer.feed import is_feed
 from embedfarm.web.auth.keys import Scope
-from embedfarm.web.jobs.feeds import NOTE
 from embedfarm.web.jobs.formats import encode_lines, record_batch
 from embedfarm.web.jobs.job_watch import PLACE
 from embedfarm.web.jobs.results import VECTOR_BYTES_GUESSED, open_output
@@ -34,7 +34,7 @@ def download(services: Service, job: JobId, kind: Annotated[Format, Path()]) -> 
     """Send all chunks that are on the disk, in order; failed ones are marked as such."""
     handle = services.farm.job(job)
     status = handle.status()
-    if handle.noted(NOTE):
+    if is_feed(handle):
         raise HTTPException(409, "results of a feed are read by the program that feeds it")
     try:
         reader = open_output(services.settings, job, status)
