@@ -94,7 +94,9 @@ def remove_file(content: Path) -> None:
     remove_directory(content.parent)
 
 
-def complete_batch(settings: Settings, batch: str, report: Mapping[str, Any]) -> None:
+def complete_batch(
+    settings: Settings, batch: str, report: Mapping[str, Any], tenant: str = ""
+) -> None:
     """Keep what has come of a batch as files, and at last write that nothing more comes of it.
 
     Done again after a crash it keeps the same files under the same ids.
@@ -103,8 +105,11 @@ def complete_batch(settings: Settings, batch: str, report: Mapping[str, Any]) ->
         settings: Settings that say where batches have their directories.
         batch: Id of the batch.
         report: What `embedfarm batch --json` has printed.
+        tenant: Tenant of the batch where its maker has not yet written, or never will, whose it is.
     """
     directory = settings.jobs_path / batch
+    written = batch_tenant(directory)
+    owner = tenant if written is None else written
     completed = {**report, "output_file_id": None, "error_file_id": None}
     kinds = (("output", "completed", "output_file_id"), ("errors", "failed", "error_file_id"))
     for kind, counted, field in kinds:
@@ -117,7 +122,7 @@ def complete_batch(settings: Settings, batch: str, report: Mapping[str, Any]) ->
             created_at=int(path.stat().st_mtime),
             filename=f"{batch}_{kind}.jsonl",
             purpose="batch_output",
-            tenant=batch_tenant(directory) or "",
+            tenant=owner,
         )
         keep_file(settings, path, facts)
         completed[field] = facts.id

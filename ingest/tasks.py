@@ -11,6 +11,7 @@ goes on where it was, or finds its work done. Paths must be below the settings `
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JOB_FIELDS
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.status import JobStatus
+from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.contract.stored_results import check_place
 from embedfarm.ingest.allow_list import PathRefused, allow, allow_source, allow_url, is_url
 from embedfarm.ingest.child_command import CommandFailed, check_stop, run_command
@@ -126,7 +127,7 @@ def embed_batch(job_id: str, model: str) -> Report:
         if report["failed"] and not report["cancelled"]:
             few = f"{report['failed']:,} of {report['total']:,} requests"
             FarmClient(client).job(job_id).note("reason", f"{few} have no answer, but an error")
-        complete_batch(settings, job_id, report)
+        complete_batch(settings, job_id, report, _tenant_of(FarmClient(client).job(job_id)))
         if report["cancelled"]:
             see()
             raise CommandFailed(f"{job_id} is cancelled")
@@ -265,6 +266,13 @@ def _embed(
     count = report["count"]
     note(state="finished", done=count, of=count, failed=report["failed"])
     return report
+
+
+def _tenant_of(job: Job) -> str:
+    """Return the tenant of a job, "" if the farm knows nothing of it any more."""
+    with suppress(JobGone):
+        return job.status().tenant
+    return ""
 
 
 def _run(words: list[str], settings: Settings, *statuses: int) -> Report:

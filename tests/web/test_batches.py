@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from rq import Worker
 from sentence_transformers import SentenceTransformer
 
+from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.model_files import resolve
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
@@ -24,6 +25,8 @@ from embedfarm.ingest.openai_batches import Planner, find_model
 from embedfarm.ingest.openai_files import ASKED
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
+from embedfarm.ingest.tasks import embed_batch
+from embedfarm.web.auth.keys import make_key
 from tests.farm.harness import null_vectors, role, run
 from tests.ingest.rq_farm import Door
 from tests.support import LiveServer, wait_until
@@ -384,6 +387,29 @@ def test_a_repeat_finds_the_batch_as_it_is(
     assert again["created_at"] == batch["created_at"]
     assert client.hgetall(JobKeys(batch["id"]).meta) == before
     assert not client.exists("rq:queue:embedfarm")
+
+
+def test_files_of_a_batch_that_its_maker_left_unfinished(
+    server: LiveServer, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch has files of its tenant, though its server died before it wrote whose it is."""
+    secret, key = make_key("ann", ["submit", "read"], "alpha")
+    monkeypatch.setenv("EMBEDFARM_REDIS_URL", server.url)
+    monkeypatch.setenv("EMBEDFARM_JOBS_DIRECTORY", str(jobs))
+    monkeypatch.setenv("EMBEDFARM_MODELS", json.dumps([NULL]))
+    with client_of(server, [key], models=(NULL,), jobs_directory=jobs) as web:
+        web.headers["authorization"] = f"Bearer {secret}"
+        file = upload(web, line("a", input="a"))
+        batch = create(web, file, **{"idempotency-key": "k"})["id"]
+        (jobs / batch / ASKED).unlink()
+        with working(worker_on(server)):
+            assert embed_batch(batch, NULL)["completed"] == 1
+        with closing_client(server.url) as client:
+            forget_answer(client)
+        done = create(web, file, **{"idempotency-key": "k"})
+        assert (done["id"], done["status"]) == (batch, "completed")
+        content = web.get(f"/v1/files/{done['output_file_id']}/content")
+        assert [each["custom_id"] for each in lines_of(content.content)] == ["a"], content.text
 
 
 def test_batches_by_pages_and_once(web: TestClient) -> None:
