@@ -5,6 +5,7 @@ same name. It asks the server whether there is another one by now.
 """
 
 import fcntl
+import filecmp
 import hashlib
 import os
 import re
@@ -58,6 +59,8 @@ def place_of(url: Url, out: Path) -> Path:
 def fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> None:
     """Fetch the resource at a URL to `path`, unless an unchanged copy is there already.
 
+    Where the server sends neither ETag nor Last-Modified, it is fetched and compared with that.
+
     Args:
         url: URL below one of `ingest_urls`.
         path: Path of the file; what its directory has beside it belongs to this function.
@@ -81,13 +84,14 @@ def fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], objec
 def _fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> None:
     note = path.parent / FACTS_FILE
     known = _read_facts(note) if path.exists() else UNKNOWN
-    with _follow(url, _conditions(known), settings) as response:
+    asked = _conditions(known)
+    with _follow(url, asked, settings) as response:
         found = Validators(
             header(response, "etag"),
             header(response, "last-modified"),
             _read_size(header(response, "content-length")),
         )
-        if known != UNKNOWN and (response.status == UNCHANGED or found == known):
+        if asked and (response.status == UNCHANGED or found == known):  # a size alone tells nothing
             return
         _check(url, response, found.size, settings)
         note.unlink(missing_ok=True)
@@ -143,7 +147,10 @@ def _check(url: Url, response: httpcore2.Response, size: int, settings: Settings
 def _save(
     response: httpcore2.Response, path: Path, size_max: int, watch: Callable[[int], object]
 ) -> int:
-    """Write the body to its place once it is whole and on the disk; return its size in bytes."""
+    """Write the body to its place once it is whole and on the disk; return its size in bytes.
+
+    A file with the same bytes stays, and with it all that goes by the time of its change.
+    """
     partial = path.with_name(".partial")
     size = 0
     try:
@@ -156,7 +163,9 @@ def _save(
                 watch(size)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        filecmp.clear_cache()  # it knows files by times, which may be those of one moment
+        if not path.exists() or not filecmp.cmp(partial, path, shallow=False):
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     return size

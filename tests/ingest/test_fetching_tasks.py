@@ -90,6 +90,26 @@ def test_a_corpus_from_a_url(door: Door, neighbour: Neighbour, tmp_path: Path) -
     assert "secret" not in door.log()
 
 
+def test_a_changed_corpus_of_the_same_size(
+    door: Door, neighbour: Neighbour, tmp_path: Path
+) -> None:
+    """An output is not finished for a changed corpus of the same size whose server says no date."""
+    texts = list(texts_of(100))
+    corpus = write_corpus(tmp_path / "elsewhere.jsonl", texts).read_bytes()
+    other = write_corpus(tmp_path / "other.jsonl", texts[::-1]).read_bytes()
+    url, out = f"{neighbour.url}/data/corpus.jsonl", str(tmp_path / "out")
+    with door.ingest(**outbound(neighbour)), door.work():
+        neighbour.answer = lambda _: Reply(body=corpus)
+        same = [door.enqueue("embed_corpus", url, out, model="null:16") for _ in range(2)]
+        wait_for(same[-1], "finished")
+        neighbour.answer = lambda _: Reply(body=other)
+        changed = door.enqueue("embed_corpus", url, out, model="null:16")
+        wait_for(changed, "failed")
+    assert [returned(each)["finished_before"] for each in same] == [False, True]
+    assert "the source has" in failure(changed)
+    check_output(Path(out), texts, 16)
+
+
 def test_a_webhook_is_told(door: Door, neighbour: Neighbour, tmp_path: Path) -> None:
     """A webhook is told the end of each job, good or bad, under one id; failed notices are resent.
 
