@@ -147,7 +147,7 @@ def decode_ids(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str]
     """
     size = tokenizer.get_vocab_size()
     for place, row in enumerate(rows):
-        if not row or max(row) >= size:
+        if not row or min(row) < 0 or max(row) >= size:
             raise ValueError(f"input {place}: token ids are 0 to {size - 1}, at least one")
     texts = [tokenizer.decode(list(row), skip_special_tokens=True) for row in rows]
     for some in group_by_size([len(row) for row in rows], IDS_AT_A_TIME):

@@ -38,7 +38,7 @@ class _Body(msgspec.Struct):
     """The body of a request: its model, its input, and how it wants the vectors."""
 
     model: str
-    input: str | list[str | int | list[Annotated[int, msgspec.Meta(ge=0)]]]
+    input: str | list[str | int | list[int]]
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=DIMENSIONS_MAX)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None

@@ -15,6 +15,7 @@ from embedfarm.contract.token_ids import (
     FILE,
     TokenEncoder,
     TokenisationMismatch,
+    decode_ids,
 )
 from tests.word_tokenizer import write_tokenizer
 
@@ -101,3 +102,13 @@ def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer"):
         TokenEncoder.describe(tmp_path, "", 4)
+
+
+@pytest.mark.parametrize("row", [[], [-1, 1], [-(2**70)], [1, 2**32], [2**70]])
+def test_ids_that_no_tokenizer_has(directory: Path, row: list[int]) -> None:
+    """Token ids below zero, beyond the vocabulary, or none at all are refused in words."""
+    tokenizer = TokenEncoder.describe(directory, "", 9).tokenizer
+    (text,) = decode_ids(tokenizer, [tokenizer.encode("a").ids])
+    assert text == "a"
+    with pytest.raises(ValueError, match="input 1: token ids are 0 to"):
+        decode_ids(tokenizer, [tokenizer.encode("a").ids, row])

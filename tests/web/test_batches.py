@@ -14,11 +14,13 @@ import redis
 from fastapi.testclient import TestClient
 from rq import Worker
 from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer
 
 from embedfarm.contract.broker import closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.model_files import resolve
 from embedfarm.contract.settings import DEFAULT_MODEL, Settings
+from embedfarm.contract.token_ids import FILE, decode_ids
 from embedfarm.contract.wire import JobKeys
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.ingest.openai_batches import Planner, find_model
@@ -34,6 +36,7 @@ from tests.web.conftest import client_of
 from tests.web.test_gate import served
 from tests.web.test_protocols import unit
 from tests.web.test_submissions import forget_answer
+from tests.word_tokenizer import write_tokenizer
 from tests.workers.running import worker_on, working
 
 NULL: Final = "null:16"
@@ -446,6 +449,16 @@ def test_the_model_of_a_batch(tmp_path: Path) -> None:
     planner = Planner("m2", ["m1", "m2"], lambda _: [], Settings().lane_texts_max)
     request, texts = planner.read(line("a", "m1", input="a").encode())
     assert (request.code, texts) == ("mismatched_model", [])
+
+
+def test_token_ids_below_zero_cost_their_request_only(tmp_path: Path) -> None:
+    """A request with token ids that no text has is refused by itself, and not its batch."""
+    write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / FILE))
+    planner = Planner("m", ["m"], lambda rows: decode_ids(tokenizer, rows), 9)
+    for name, ids in (("flat", [-5, 3]), ("rows", [[-5, 3]])):
+        request, texts = planner.read(line(name, "m", input=ids).encode())
+        assert (request.custom_id, request.code, texts) == (name, "invalid_request", [])
 
 
 def test_a_command_refuses_another_file_or_model(server: LiveServer, tmp_path: Path) -> None:
