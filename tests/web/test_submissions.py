@@ -30,12 +30,12 @@ from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
-from embedfarm.ingest.tasks import cleanup
+from embedfarm.ingest.tasks import cleanup, option_words
 from embedfarm.watch.overview import JobFacts
 from embedfarm.web.auth.keys import Key
 from embedfarm.web.jobs.job_requests import name_corpus
 from embedfarm.web.jobs.retries import options_of
-from tests.farm.harness import check_output, texts_of, write_corpus
+from tests.farm.harness import check_output, run, texts_of, write_corpus
 from tests.ingest.rq_farm import START_SECONDS, Door
 from tests.runs.test_by_reference import shared
 from tests.support import LiveServer, wait_until
@@ -679,6 +679,20 @@ def test_a_retry_reads_the_corpus_as_before(tmp_path: Path, encoding: str) -> No
     )  # fmt: skip
     options = options_of(made.manifest)
     assert (options["text"], options["keep"]) == ("so: {text}", ["text"])
+
+
+def test_a_retry_says_what_was_said_as_nought(tmp_path: Path) -> None:
+    """What failed is tried again with numbers that were given as 0 where that is not the default.
+
+    The options of a retry are those of the output's request, so that it is theirs still.
+    """
+    (tmp_path / "corpus.txt").write_text("a river\n")
+    base = ("embed", tmp_path / "corpus.txt", "--out", tmp_path / "out", "--json")
+    run(*base, "--model", NULL, "--chunk-overlap=0", "--long=error", "--long-overlap=0")
+    words = option_words(options_of(read_manifest(tmp_path / "out")), Settings())
+    assert {"--chunk-overlap=0", "--long-overlap=0"} <= set(words)
+    again = run(*base, *words)
+    assert (again.returncode, json.loads(again.stdout)["finished_before"]) == (0, True)
 
 
 def test_cleanup_removes_what_nobody_knows(

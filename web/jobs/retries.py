@@ -8,11 +8,12 @@ from fastapi import APIRouter, HTTPException
 from rq.exceptions import DuplicateJobError
 
 from embedfarm.collector.manifest import Manifest, OutputError, read_manifest
-from embedfarm.contract.job_spec import JOB_FIELDS
+from embedfarm.contract.job_spec import JOB_DEFAULTS, Decides, decided_by
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import PathRefused, allow, allow_source
 from embedfarm.ingest.job_directories import Call, directory_of, read_call
+from embedfarm.runs.request import spec_of
 from embedfarm.watch.overview import JobFacts, read_job
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.problems import problems
@@ -21,7 +22,6 @@ from embedfarm.web.services import Caller, Service, Services, need
 
 LOGGER: Final = logging.getLogger(__name__)
 STORE: Final = ("to", "others")
-SAME: Final = (*(JOB_FIELDS.keys() - {"ranges"}), "format")
 READING: Final = {
     "text_field": "text_field", "id_field": "id_field", "format": "input_format", "glob": "glob",
     "encoding": "encoding", "chunk_tokens": "chunk_tokens", "chunk_overlap": "chunk_overlap",
@@ -129,9 +129,13 @@ def options_of(manifest: Manifest) -> dict[str, Any]:
     said = manifest.settings
     if said["vector_dtype"] == "int8":
         raise HTTPException(409, "an output of int8 is retried where its ranges are")
-    options = {name: said[name] for name in SAME if said.get(name)}
+    options = {"format": said["format"]} | {
+        name: value
+        for name, value in decided_by(spec_of(manifest), Decides.STORAGE).items()
+        if name != "ranges" and value != JOB_DEFAULTS.get(name)
+    }
     reading = {name: said.get(f"read_{key}") for key, name in READING.items()}
-    options |= {name: value for name, value in reading.items() if value}
+    options |= {name: value for name, value in reading.items() if value is not None}
     if said["skip_bad_rows"]:
         options["on_bad_row"] = "skip"
     return options
