@@ -335,9 +335,9 @@ class Job(JobHandle):
     def retried(self, chunks_failed: int) -> None:
         """Note how many chunks of an ended job still fail; from now on only its output names them.
 
-        Nothing is noted about a job that is gone.
+        Whatever went wrong after its end is over. Nothing is noted about a job that is gone.
         """
-        if self.note("chunks_failed", chunks_failed) is not None:
+        if self._note("HSET", "chunks_failed", chunks_failed, "reason", "") is not None:
             self.client.unlink(self.keys.failed)
 
     # The producer's side.

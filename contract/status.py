@@ -66,8 +66,9 @@ class JobStatus:
     `priority`, `tenant`, `weight`, `deadline_ms`, `labels`, `max_hours` and `max_cost` are the
     job's `Terms`; `braked` says which of the last two it has reached, if it has paused itself.
     Fields that begin with `estimated_` are what the job was estimated to take before it ran.
-    `out` is the directory that it fills, on its collector's host, `reason` says why it failed, or
-    what it waits for, and `submitted_by` is who made it: an account at a host, or a key of HTTP.
+    `out` is the directory that it fills, on its collector's host, `reason` says why it failed, what
+    it waits for, or what failed after its end, and `submitted_by` is who made it: an account at a
+    host, or a key of HTTP.
     `corpus` names its sources, if others can be made of the same ones: not an upload, and not
     standard input.
     """

@@ -194,7 +194,9 @@ def cancel_request(job: Job, connection: redis.Redis) -> None:
 
 
 def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
-    """Note that the farm's job of an RQ job failed, if it was given one and that still goes on.
+    """End the farm's job of an RQ job that failed, or note the failure with a finished one.
+
+    Nothing is noted for an RQ job that names no job of the farm.
 
     Args:
         job: RQ job, which names its job on the farm by the option `job_id`.
@@ -212,3 +214,5 @@ def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
         status = farm.job(name).status()
         if not status.over:
             farm.end(name, "failed", reason, settings, cause="ingest")
+        elif status.state == "finished":
+            farm.job(name).note("reason", f"failed after its end: {reason}")

@@ -35,8 +35,10 @@ from embedfarm.watch.overview import JobFacts
 from embedfarm.web.auth.keys import Key
 from embedfarm.web.jobs.job_requests import name_corpus
 from embedfarm.web.jobs.retries import options_of
+from embedfarm.workers import model_store
 from tests.farm.harness import check_output, run, texts_of, write_corpus
 from tests.ingest.rq_farm import START_SECONDS, Door
+from tests.poison_worker import HEALED, MARKER, open_poison_engine
 from tests.runs.test_by_reference import shared
 from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
@@ -693,6 +695,32 @@ def test_a_retry_says_what_was_said_as_nought(tmp_path: Path) -> None:
     assert {"--chunk-overlap=0", "--long-overlap=0"} <= set(words)
     again = run(*base, *words)
     assert (again.returncode, json.loads(again.stdout)["finished_before"]) == (0, True)
+
+
+@pytest.mark.farm
+def test_a_retry_that_fails_is_told_of(
+    web: TestClient, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished job says why the retry of its failed chunks came to nothing, until one does it."""
+    monkeypatch.setenv(HEALED, str(tmp_path / "healed"))
+    monkeypatch.setattr(model_store, "open_engine", open_poison_engine)
+    job = web.post("/v1/jobs", json={"texts": ["a", f"{MARKER}raises"]}).json()["job"]
+    with doing(server, tmp_path):
+        assert wait_for(web, job, "finished")["chunks_failed"] == 1
+        corpus = next((tmp_path / "jobs" / job).glob("input.*"))
+        before = corpus.read_bytes()
+        corpus.write_bytes(before.replace(b'"a"', b'"b"'))
+        assert web.post(f"/v1/jobs/{job}/retry").status_code == 202
+        wait_until(lambda: facts(web, job)["reason"], START_SECONDS)
+        failed = facts(web, job)
+        corpus.write_bytes(before)
+        (tmp_path / "healed").touch()
+        assert web.post(f"/v1/jobs/{job}/retry").status_code == 202
+        wait_until(lambda: not facts(web, job)["chunks_failed"], START_SECONDS)
+    assert (failed["state"], failed["chunks_failed"]) == ("finished", 1)
+    assert "other texts" in failed["reason"]
+    assert str(tmp_path) not in failed["reason"], "paths of the server are not for clients"
+    assert facts(web, job)["reason"] == ""
 
 
 def test_cleanup_removes_what_nobody_knows(

@@ -12,7 +12,7 @@ from embedfarm.contract.job_spec import JOB_DEFAULTS, Decides, decided_by
 from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import PathRefused, allow, allow_source
-from embedfarm.ingest.job_directories import Call, directory_of, read_call
+from embedfarm.ingest.job_directories import Call, directory_of, is_submitted, read_call
 from embedfarm.runs.request import spec_of
 from embedfarm.watch.overview import JobFacts, read_job
 from embedfarm.web.auth.keys import Scope
@@ -117,7 +117,8 @@ def _call_for(settings: Settings, facts: JobFacts) -> Call:
     directory = directory_of(settings, facts.job)
     before = read_call(directory) if directory is not None else None
     store = {} if before is None else {k: v for k, v in before.options.items() if k in STORE}
-    return Call(sources, facts.out, options_of(manifest) | store)
+    own = {"job_id": facts.job} if is_submitted(facts.job) else {}  # which is told of a failure
+    return Call(sources, facts.out, options_of(manifest) | store | own)
 
 
 def options_of(manifest: Manifest) -> dict[str, Any]:
