@@ -185,8 +185,8 @@ def search(
     """Find the chunks nearest to a query, by exact cosine over all vectors."""
     from embedfarm.collector.manifest import read_manifest
     from embedfarm.collector.search import search as nearest
+    from embedfarm.runs.embedded_texts import read_texts
     from embedfarm.runs.query import embed_query
-    from embedfarm.runs.request import read_texts
 
     with plain_errors():
         manifest = read_manifest(directory)
@@ -195,7 +195,8 @@ def search(
         settings = read_settings()
         vector = embed_query(manifest, query, settings)
         hits = nearest(directory, vector, count)
-        texts = read_texts(manifest.settings, [hit.index for hit in hits], settings)
+        indices = [hit.index for hit in hits]
+        texts = read_texts(directory, manifest.settings, indices, settings)
     if as_json:
         print_json(
             [

@@ -28,6 +28,14 @@ class JobResults(JobHandle):
         names = cast("list[bytes]", self.client.hkeys(self.keys.results))
         return [int(name) for name in names if name.isdigit()]
 
+    def checksum(self, index: int) -> bytes | None:
+        """Return the checksum (`text_checksums`) of a chunk's text; None without its result."""
+        start = max((each for each in self.starts() if each <= index), default=None)
+        result = None if start is None else self.at(start)
+        if result is None or not 0 <= (row := index - result.start) < result.count:
+            return None
+        return result.checksums[4 * row : 4 * row + 4]
+
     def failures(self, count: int, after: str = "") -> tuple[str, list[ChunkError]]:
         """Return chunks that were given up on, in the order of their failures.
 

@@ -168,30 +168,6 @@ def same_rows(rows: Iterable[Rows], parts: Iterable[Part]) -> Iterator[Rows]:
         yield each
 
 
-def read_texts(
-    identity: Mapping[str, Any], indices: Sequence[int], settings: Settings
-) -> dict[int, str]:
-    """Return the texts of some chunks by index; none where the corpus is not where it was.
-
-    Args:
-        identity: The `Request.identity` that the output was made for.
-        indices: Indices of the chunks.
-        settings: Settings, which say where models are kept.
-    """
-    sources = identity["sources"]
-    if not all(Path(split_version(source)[0]).exists() for source in sources):
-        return {}
-    texts: dict[int, str] = {}
-    first = 0
-    for rows in read_again(identity, sources, settings):
-        end = first + len(rows.texts)
-        texts |= {index: rows.texts[index - first] for index in indices if first <= index < end}
-        first = end
-        if first > max(indices, default=-1):
-            break
-    return texts
-
-
 def tokenizer_file(
     sources: Sequence[str], model: str, settings: Settings, glob: str = CorpusOptions.glob
 ) -> str | None:

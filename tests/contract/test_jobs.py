@@ -313,6 +313,8 @@ def test_commit_stores_and_acknowledges(client: redis.Redis) -> None:
     assert job.stream.commit([(entry, result)]) == ["committed"]
     assert job.results.at(0) == result
     assert job.results.starts() == [0]
+    checksums = [result.checksums[:4], result.checksums[4:], None]
+    assert [job.results.checksum(index) for index in range(3)] == checksums
     assert job.stream.backlog() == (1, 0)
     assert client.xlen(job.keys.blocks) == 1
     status = job.status()

@@ -23,8 +23,9 @@ def test_a_failed_chunk_is_shown_with_its_text(
 ) -> None:
     """A failed chunk comes with its reason, id and text as soon as it fails, by HTTP and as a page.
 
-    A chunk that has not failed is not found, and a corpus that is gone, or too large to be read
-    for this, costs the text alone, and so does an output that another job has filled since.
+    A chunk that has not failed is not found, and a corpus that is gone, has changed, or is too
+    large to be read for this, costs the text alone, and so does an output that another job has
+    filled since.
     """
     monkeypatch.setenv(HEALED, str(tmp_path / "healed"))
     monkeypatch.setattr(model_store, "open_engine", open_poison_engine)
@@ -49,7 +50,10 @@ def test_a_failed_chunk_is_shown_with_its_text(
         for out in outs[::-1]:
             door.connection.hset(wire.JobKeys(job).meta, "out", out)
             foreign.append(web.get(f"{address}/7").json()["text"])
-        (tmp_path / "jobs" / job / "input.jsonl").unlink()
+        corpus = tmp_path / "jobs" / job / "input.jsonl"
+        corpus.write_bytes(b'{"id": "new", "text": "a new first row"}\n' + corpus.read_bytes())
+        changed = web.get(f"{address}/7").json()
+        corpus.unlink()
         bare = web.get(f"{address}/7").json()
         empty = web.get(f"/jobs/{job}/errors/7", headers=BROWSER).text
     assert (early["text"], early["attempts"]) == (BAD, late["attempts"])
@@ -61,5 +65,5 @@ def test_a_failed_chunk_is_shown_with_its_text(
     assert f'href="/jobs/{job}/errors/7"' in links
     assert [*missing, nobody] == [404, 404, 404]
     assert foreign == [None, BAD]
-    assert withheld == bare == late | {"text": None}
+    assert withheld == changed == bare == late | {"text": None}
     assert "cannot be read here" in empty

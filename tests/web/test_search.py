@@ -25,7 +25,10 @@ TEXTS: Final = [{"id": f"id {n}", "text": f"text <{n}>\nsecond line"} for n in r
 def test_a_text_finds_itself(
     server: LiveServer, client: redis.Redis, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """A query finds the chunk of the same text first, and the others that `search` finds."""
+    """A query finds the chunk of the same text first, and the others that `search` finds.
+
+    No other text than the one that was embedded is shown beside a hit.
+    """
     del client
     with (
         client_of(server, models=(NULL,), jobs_directory=tmp_path / "jobs") as web,
@@ -40,7 +43,10 @@ def test_a_text_finds_itself(
         page = web.get(f"/jobs/{job}/search", params=query, headers=BROWSER)
         link = web.get(f"/jobs/{job}", headers=BROWSER).text
         missing = web.get("/v1/jobs/none/search", params=query)
-        Path(tmp_path / "jobs" / job / "input.jsonl").unlink()
+        corpus = tmp_path / "jobs" / job / "input.jsonl"
+        corpus.write_bytes(b'{"id": "new", "text": "a new first row"}\n' + corpus.read_bytes())
+        moved = web.get(f"/v1/jobs/{job}/search", params=query).json()["chunks"]
+        corpus.unlink()
         bare = web.get(f"/v1/jobs/{job}/search", params=query).json()["chunks"]
     assert early.status_code in {409, 200}
     assert missing.status_code == 404
@@ -54,6 +60,7 @@ def test_a_text_finds_itself(
     assert "text &lt;7&gt;\nsecond line" in page.text
     assert f'action="/jobs/{job}/search"' in link
     assert [each["text"] for each in bare] == [None] * 5
+    assert moved == bare, "no row of a corpus that has changed since is shown beside a hit"
 
 
 def test_what_cannot_be_searched(server: LiveServer, client: redis.Redis, tmp_path: Path) -> None:

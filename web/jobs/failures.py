@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from embedfarm.collector.manifest import Failure, ManifestError, OutputError, read_manifest
 from embedfarm.collector.output_directory import read_request
+from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import ChunkError
 from embedfarm.contract.settings import Settings
@@ -79,8 +80,8 @@ def list_failures(
 def show_failure(services: Service, job: JobId, index: ChunkIndex) -> FailedText:
     """Show one chunk of a job that failed, with the first 2,000 characters of its text.
 
-    The text is null where the corpus may not or cannot be read from here, or is larger than
-    `EMBEDFARM_HTTP_SEARCH_BYTES_MAX`.
+    The text is null where the corpus may not or cannot be read from here, has another text there
+    now, or is larger than `EMBEDFARM_HTTP_SEARCH_BYTES_MAX`.
     """
     return find_failure(services, job, index)
 
@@ -99,7 +100,7 @@ def find_failure(services: Services, job: str, index: int) -> FailedText:
     failed += handle.results.failures(FAILURES_KEPT)[1]
     for each in failed:
         if each.index == index:
-            text = _text(services.settings, job, status, index)
+            text = _text(services.settings, handle, status, index)
             return FailedText(**_facts(each), text=text)
     raise HTTPException(404, f"no failure of chunk {index} of job {job} is known")
 
@@ -114,15 +115,18 @@ def _facts(failure: Failure | ChunkError) -> dict[str, Any]:
     }
 
 
-def _text(settings: Settings, job: str, status: JobStatus, index: int) -> str | None:
+def _text(settings: Settings, job: Job, status: JobStatus, index: int) -> str | None:
     """Return the beginning of a chunk's text; None where it cannot be read here."""
     try:
-        filled_by, identity = _made_for(allow(status.out, settings.task_roots))
-    except (PathRefused, OutputError, OSError):
+        checksum = job.results.checksum(index)  # first: what is not there any more is on the disk
+        out = allow(status.out, settings.task_roots)
+        filled_by, identity = _made_for(out)
+    except (PathRefused, OutputError, OSError, RecordError):
         return None
-    if filled_by != job:  # another one's corpus, since
+    if filled_by != job.id:  # another one's corpus, since
         return None
-    return chunk_texts(identity, [index], settings).get(index)
+    checksums = {} if checksum is None else {index: checksum}
+    return chunk_texts(out, identity, [index], settings, checksums).get(index)
 
 
 def _made_for(directory: Path) -> tuple[str, Mapping[str, Any]]:

@@ -30,7 +30,7 @@ QueryText = Annotated[str, Query(min_length=1, max_length=2000, description="Tex
 
 
 class FoundChunk(BaseModel):
-    """A chunk near a query: its cosine, and its text where the corpus can still be read."""
+    """A chunk near a query: its cosine, and its text where the corpus still has it, as embedded."""
 
     index: int
     id: str | None
@@ -81,7 +81,7 @@ def find_chunks(
         hits = search(directory, vector, count)
     except (OutputError, OSError) as error:
         raise HTTPException(409, f"there is nothing to be searched yet: {error}") from error
-    texts = chunk_texts(manifest.settings, [hit.index for hit in hits], settings)
+    texts = chunk_texts(directory, manifest.settings, [hit.index for hit in hits], settings)
     return [
         FoundChunk(index=hit.index, id=hit.id, score=hit.score, text=texts.get(hit.index))
         for hit in hits
