@@ -88,8 +88,8 @@ class Gate:
             return
         try:
             with self._turns.turn(key.tenant if key else None, time.monotonic()):
-                body = self._bound(receive, is_upload(scope))
-                await self._app(scope, body, self._while_known(key, send))
+                body = self._while_known(key, self._bound(receive, is_upload(scope)))
+                await self._app(scope, body, self._breaking(key, send))
         except TooMuchError as error:
             enough = too_often(str(error), error.retry_after_seconds)
             await _answer_refusal(HTTPConnection(scope), enough)(scope, receive, send)
@@ -112,8 +112,7 @@ class Gate:
         key = key or await self._recognise(HTTPConnection(scope).cookies.get(COOKIE, ""))
         if key is None and scope["path"] not in OPEN_PATHS:
             known = "a wrong key" if "authorization" in headers else "no key"
-            detail = f"{known}: send one as `Authorization: Bearer KEY`"
-            raise HTTPException(401, detail, {"www-authenticate": "Bearer", **CLOSE})
+            raise unauthorised(f"{known}: send one as `Authorization: Bearer KEY`")
         size = headers.get("content-length", "")
         if size.isdecimal() and int(size) > self._bytes_max(is_upload(scope)):
             raise self._too_large(is_upload(scope))
@@ -132,14 +131,30 @@ class Gate:
             self._look_at = now + LOOK_SECONDS
             await anyio.to_thread.run_sync(self._keys.refresh)
 
-    def _while_known(self, key: Key | None, send: Send) -> Send:
+    async def _is_known(self, key: Key | None) -> bool:
+        """Tell whether the key that a request came with counts still."""
+        if key is None or not self._keys.asked:
+            return True
+        await self._refresh()
+        return self._keys.known(key.sha256) == key
+
+    def _while_known(self, key: Key | None, receive: Receive) -> Receive:
+        """Wrap `receive`, so that nothing is made of a body whose key is taken away meanwhile."""
+
+        async def receiving() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not await self._is_known(key):
+                raise unauthorised("the key was taken away")
+            return message
+
+        return receiving
+
+    def _breaking(self, key: Key | None, send: Send) -> Send:
         """Wrap `send`, so that an answer in many parts breaks off once its key is taken away."""
 
         async def sending(message: Message) -> None:
-            if message.get("more_body") and key is not None and self._keys.asked:
-                await self._refresh()
-                if self._keys.known(key.sha256) != key:
-                    raise KeyTakenAwayError
+            if message.get("more_body") and not await self._is_known(key):
+                raise KeyTakenAwayError
             await send(message)
 
         return sending
@@ -202,6 +217,11 @@ def is_upload(scope: Scope) -> bool:
     """Tell whether a request's body goes to the disk, and not into memory."""
     to_disk = scope["path"] in UPLOAD_PATHS and scope["method"] == "POST"
     return to_disk and media_type(Headers(scope=scope)) != MEDIA_TYPE
+
+
+def unauthorised(detail: str) -> HTTPException:
+    """Make the refusal (401) of a client without a key that counts."""
+    return HTTPException(401, detail, {"www-authenticate": "Bearer", **CLOSE})
 
 
 def too_often(detail: str, seconds: float) -> HTTPException:

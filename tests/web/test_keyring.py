@@ -1,6 +1,7 @@
 """Tests of keys that are given and taken away while the farm is served."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,11 @@ from tests.web.conftest import client_of
 from tests.web.test_gate import bearer, served
 
 ROUTE = "/v1/workers"
+HEAD = (
+    b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+)
+END = b"\r\n--b--\r\n"
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +109,38 @@ def test_a_stream_ends_with_its_key(
             list(lines)
         assert process.poll() is None
     assert FarmClient(client).job_ids() == [job.id]
+
+
+@pytest.mark.parametrize("route", ["/v1/jobs", "/v1/files"])
+def test_an_upload_ends_with_its_key(
+    server: LiveServer, client: redis.Redis, tmp_path: Path, route: str
+) -> None:
+    """Nothing is made of an upload whose key is taken away before all of it has come."""
+    secret, key = make_key("ann", ["submit", "read"])
+    path = tmp_path / "keys"
+    write(path, key)
+    head, end = (b"", b"") if route == "/v1/jobs" else (HEAD, END)
+    kind = "application/jsonl" if route == "/v1/jobs" else "multipart/form-data; boundary=b"
+    with (
+        served(server, keys_file=path, jobs_directory=tmp_path / "jobs") as ((host, port), _),
+        httpx.Client(base_url=f"http://{host}:{port}", headers=bearer(secret)) as asking,
+    ):
+
+        def received() -> list[Path]:
+            return [each for each in (tmp_path / "jobs").rglob("*") if each.is_file()]
+
+        def body() -> Iterator[bytes]:
+            yield head + b'{"text": "a"}\n'
+            wait_until(received)
+            write(path)
+            wait_until(lambda: asking.get(ROUTE).status_code == 401)
+            yield b'{"text": "b"}\n' + end
+
+        url, headers = f"{asking.base_url}{route}", bearer(secret) | {"content-type": kind}
+        answer = httpx.post(url, content=body(), headers=headers)
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert FarmClient(client).job_ids() == []
+    assert not received()
 
 
 def test_a_key_of_a_tenant(tmp_path: Path) -> None:
