@@ -27,6 +27,7 @@ from embedfarm.collector.manifest import read_manifest
 from embedfarm.contract import wire
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
+from embedfarm.contract.scheduling_terms import read_deadline
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
@@ -388,6 +389,18 @@ def test_the_same_request_makes_one_job(
     assert len(FarmClient(client).job_ids()) == 1
     (key,) = client.scan_iter(wire.answer_key("*"))
     assert 0 < client.ttl(key) <= 86_400
+
+
+def test_a_form_with_a_deadline_is_sent_again(web: TestClient) -> None:
+    """A repeat of a form whose deadline counts from now is that form, and makes nothing new."""
+    form: dict[str, Any] = {"files": {"file": ("a.txt", b"a\n")}, "data": {"deadline": "2h"}}
+    headers = {"idempotency-key": "k"}
+    first = web.post("/v1/jobs", headers=headers, **form)
+    wait_until(lambda: read_deadline("2h") > first.json()["deadline_ms"])
+    again = web.post("/v1/jobs", headers=headers, **form)
+    assert (again.status_code, again.text) == (201, first.text)
+    form["data"] = {"deadline": "3h"}
+    assert web.post("/v1/jobs", headers=headers, **form).status_code == 422
 
 
 def test_a_key_is_its_owners(

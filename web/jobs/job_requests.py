@@ -307,16 +307,21 @@ class Order:
         options: All options that were given.
         corpus: Path on the farm or URL of the corpus, or the name that an upload is to have.
         upload: The corpus that came with the request; None where `corpus` was there before.
+        deadline: The deadline as a form has it, which may count from now; "" for none.
     """
 
     options: Options
     corpus: str
     upload: Upload | None
+    deadline: str = ""
 
     def identity(self) -> list[Any]:
-        """Return all in which one order differs from another: options, corpus and content."""
-        content = "" if self.upload is None else self.upload.sha256
-        return [self.options.model_dump(), self.corpus, content]
+        """Return all in which one order differs from another: options, corpus and content.
+
+        A deadline that counts from now is the same one later.
+        """
+        said = self.options.model_dump() | ({"deadline_ms": self.deadline} if self.deadline else {})
+        return [said, self.corpus, "" if self.upload is None else self.upload.sha256]
 
 
 @asynccontextmanager
@@ -336,7 +341,7 @@ async def reading(request: Request, services: Services, options: Options) -> Asy
             given = await receive_form(request, upload)
             options = options.merge(_read_fields(given, upload.filename))
             corpus = name_corpus(upload.filename, options.input_format)
-            yield Order(options, corpus, upload)
+            yield Order(options, corpus, upload, given.get("deadline", ""))
         else:
             corpus = _name_body(request, options.input_format or FILE_TYPES[media])
             await receive_file(request, upload)
