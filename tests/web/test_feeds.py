@@ -224,6 +224,15 @@ def test_a_feed_ends_when_it_is_acknowledged(feed: Feed, client: redis.Redis) ->
     assert feed.send(1, "a").status_code == 409
 
 
+def test_what_was_read_ends_a_feed_whose_server_has_lost_it(feed: Feed) -> None:
+    """The client's word counts for results that the server has not: nothing is embedded again."""
+    feed.send(1, "a", "b")
+    feed.close(3)
+    ended = feed.acknowledge(3).json()
+    assert (ended["state"], ended["drained_upto"], ended["chunks_done"]) == ("finished", 3, 3)
+    assert not feed.job.client.exists(feed.job.keys.blocks)
+
+
 def test_what_is_no_feed(web: TestClient, client: redis.Redis, feed: Feed) -> None:
     """Texts are refused by a job that is no feed, by a cancelled feed, or as no Unicode."""
     make_job(client, 1)

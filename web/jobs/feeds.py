@@ -151,8 +151,9 @@ def acknowledge_results(
 ) -> JobFacts:
     """Have the server forget the results of a feed below an index, which makes room for texts.
 
-    A feed that is closed is finished once all its results were acknowledged. To acknowledge results
-    again changes nothing.
+    A feed that is closed is finished once all its results were acknowledged, also those that the
+    server does not have: it may have lost what was read. To acknowledge results again changes
+    nothing.
     """
     handle = _feed(services, job)
     status = handle.status()
