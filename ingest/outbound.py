@@ -5,6 +5,7 @@ that no second answer of a name server counts. TLS still asks for the certificat
 """
 
 import ipaddress
+import logging
 import re
 import socket
 import time
@@ -30,6 +31,8 @@ _IPV4_TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
 _NOT_PUBLIC: Final = tuple(  # though `is_global` of some versions of Python says so
     ipaddress.ip_network(each) for each in ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")
 )
+
+log = logging.getLogger(__name__)
 
 
 class UrlRefused(EmbedfarmError, ValueError):
@@ -145,7 +148,9 @@ def find_addresses(host: str, port: int, hosts: Collection[str]) -> list[str]:
     if {named, f"{named}:{port}"}.isdisjoint(each.lower() for each in hosts):
         for address in addresses:
             if not is_public(address):
-                raise UrlRefused(f"{host} is at {address}, which is not public: see outbound_hosts")
+                # Whoever named the host must not learn what names of this network stand for.
+                log.warning("%s is at %s, which is not public: see outbound_hosts", host, address)
+                raise UrlRefused(f"{host} has an address that is not public: see outbound_hosts")
     return addresses
 
 

@@ -1,6 +1,7 @@
 """Tests of the guard: where requests that a user asks for may go."""
 
 import contextlib
+import re
 import socket
 import ssl
 import sys
@@ -77,6 +78,14 @@ def test_loopback_by_any_name(neighbour: Neighbour, host: str) -> None:
     assert not neighbour.requests
 
 
+def test_addresses_of_names_are_the_operators(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asks for a name that is not public learns no address of it; the log has it."""
+    with pytest.raises(UrlRefused) as refused:
+        find_addresses("localhost", 80, [])
+    assert not re.search(r"127\.|::1", str(refused.value))
+    assert re.search(r"localhost is at (127\.|::1)", caplog.text)
+
+
 def test_a_named_host_may_be_private(neighbour: Neighbour) -> None:
     """A private host is allowed by the name on the list, with or without port, and no other."""
     port = neighbour.port
@@ -125,7 +134,9 @@ def test_a_host_without_address() -> None:
         find_addresses("a" * 64 + ".com", 80, ())
 
 
-def test_a_name_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, neighbour: Neighbour) -> None:
+def test_a_name_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, neighbour: Neighbour
+) -> None:
     """A connection goes to the address that was checked, whatever the name server says later.
 
     A host is refused if one of its several addresses is private.
@@ -148,8 +159,9 @@ def test_a_name_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, neighbour: Ne
         read(f"http://rebinding.example:{neighbour.port}/")
     assert connected == [(public, neighbour.port)]
     answers[:] = [[public, "127.0.0.1"]]
-    with pytest.raises(UrlRefused, match=r"at 127\.0\.0\.1"):
+    with pytest.raises(UrlRefused, match=r"rebinding\.example has an address that is not public"):
         read(f"http://rebinding.example:{neighbour.port}/")
+    assert "rebinding.example is at 127.0.0.1, which is not public" in caplog.text
     assert (len(connected), neighbour.requests) == (1, [])
 
 
