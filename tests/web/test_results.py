@@ -174,6 +174,20 @@ def test_pages_give_all_in_one_file(
         assert web.get("/jobs/job/results.npy").status_code == 409
 
 
+def test_files_of_no_chunks(web: TestClient, client: redis.Redis, out: Path) -> None:
+    """Files that say how large a vector is are refused while nobody knows: they would be empty."""
+    make_job(client, out)
+    with open_output(out) as output:
+        for finished in (False, True):
+            if finished:
+                output.finish(0, ABOUT)
+                end(client)
+            assert web.get("/jobs/job/results.jsonl").content == b""
+            for kind in ("npy", "arrow"):
+                refused = web.get(f"/jobs/job/results.{kind}")
+                assert (refused.status_code, "no chunk" in refused.text) == (409, True)
+
+
 def drop_nulls(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of an Arrow stream in the form of JSON Lines."""
     return {name: value for name, value in row.items() if value is not None}

@@ -31,7 +31,10 @@ router: Final = APIRouter(include_in_schema=False, dependencies=[*need(Scope.REA
 
 @router.get("/jobs/{job}/results.{kind}")
 def download(services: Service, job: JobId, kind: Annotated[Format, Path()]) -> StreamingResponse:
-    """Send all chunks that are on the disk, in order; failed ones are marked as such."""
+    """Send all chunks that are on the disk, in order; failed ones are marked as such.
+
+    A matrix or a stream says how large a vector is, so that there is none of no chunk.
+    """
     handle = services.farm.job(job)
     status = handle.status()
     if is_feed(handle):
@@ -40,6 +43,9 @@ def download(services: Service, job: JobId, kind: Annotated[Format, Path()]) -> 
         reader = open_output(services.settings, job, status)
     except (OutputError, OSError) as error:
         raise HTTPException(409, f"the output cannot be read: {error}") from error
+    if not reader.available and kind != "jsonl":
+        with reader:
+            raise HTTPException(409, f"there is no chunk on the disk to make a .{kind} file of")
     rows = services.settings.http_results_bytes_max // (status.vector_bytes or VECTOR_BYTES_GUESSED)
     media_type, encode = ENCODERS[kind]
     name = (
