@@ -20,6 +20,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.settings import Settings
+from embedfarm.runs.own_job import JOB_ID_FILE, make_own_job
 from embedfarm.web.jobs.formats import FORMATS, choose_format
 from tests.collector.test_reader import COUNT, FAILED, matrix_of, results
 from tests.support import LiveServer, wait_until
@@ -60,9 +61,11 @@ def watched(web: TestClient) -> Counter[str]:
     return watch.watched
 
 
-def open_output(out: Path) -> Output:
-    """Open an output of small parts."""
-    return Output(out, {"model": "m"}, sink="parquet", part_bytes_max=180)
+def open_output(out: Path, job: str = "job") -> Output:
+    """Open an output of small parts, which a job fills."""
+    output = Output(out, {"model": "m"}, sink="parquet", part_bytes_max=180)
+    make_own_job(out, job)
+    return output
 
 
 def end(client: redis.Redis) -> None:
@@ -279,6 +282,40 @@ def test_what_is_not_served(web: TestClient, client: redis.Redis, out: Path) -> 
     assert web.get(PATH).status_code == 204
     job.cancel()
     assert "not any more" in web.get(PATH, params={"wait": 60}).json()["detail"]
+
+
+def test_results_are_those_of_the_job_alone(
+    web: TestClient, client: redis.Redis, out: Path
+) -> None:
+    """Vectors of another job that fills the directory since are no results of a job, at no door."""
+    make_job(client, out)
+    end(client)
+    addresses = [PATH, "/jobs/job/results.jsonl", "/jobs/job/results.npy"]
+    with open_output(out, "another") as output:
+        for begun in (False, True):
+            if begun:
+                for result in results():
+                    output.add(result)
+            refused = [web.get(address) for address in addresses]
+            assert [answer.status_code for answer in refused] == [409] * len(addresses)
+            assert web.get("/v1/jobs/job/errors").json()["errors"] == []
+            assert all("another job" in answer.json()["detail"] for answer in refused)
+        output.finish(COUNT, About(job="another", model="m", fingerprint={}, source={}))
+    assert [web.get(address).status_code for address in addresses] == [409] * len(addresses)
+
+
+def test_results_wait_until_their_job_is_known(
+    web: TestClient, client: redis.Redis, out: Path
+) -> None:
+    """What is in an output of which no job is known is served once it is known to be the job's."""
+    make_job(client, out)
+    with open_output(out) as output:
+        output.add(next(results(size=20)))
+        (out / JOB_ID_FILE).unlink()
+        assert web.get(PATH).status_code == 204
+        assert web.get("/jobs/job/results.jsonl").status_code == 409
+        make_own_job(out, "job")
+        assert web.get(PATH).headers["x-count"] == "20"
 
 
 @pytest.mark.parametrize(

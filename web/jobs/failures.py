@@ -1,27 +1,24 @@
 """Chunks that failed: those on disk in their order, then those that only the server knows."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, HTTPException, Query
 from fastapi import Path as InPath
 from pydantic import BaseModel
 
-from embedfarm.collector.manifest import Failure, ManifestError, OutputError, read_manifest
-from embedfarm.collector.output_directory import read_request
+from embedfarm.collector.manifest import Failure, OutputError
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.jobs import Job
 from embedfarm.contract.records import ChunkError
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.ingest.allow_list import PathRefused, allow
-from embedfarm.runs.own_job import read_own_job
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.problems import problems
 from embedfarm.web.jobs.chunk_texts import chunk_texts
 from embedfarm.web.jobs.feeds import INDEX_MAX
-from embedfarm.web.jobs.results import open_output
+from embedfarm.web.jobs.results import made_for, open_output
 from embedfarm.web.jobs.routes import After, JobId, Limit
 from embedfarm.web.services import Service, Services, need
 
@@ -120,23 +117,13 @@ def _text(settings: Settings, job: Job, status: JobStatus, index: int) -> str | 
     try:
         checksum = job.results.checksum(index)  # first: what is not there any more is on the disk
         out = allow(status.out, settings.task_roots)
-        filled_by, identity = _made_for(out)
+        filled_by, identity = made_for(out)
     except (PathRefused, OutputError, OSError, RecordError):
         return None
     if filled_by != job.id:  # another one's corpus, since
         return None
     checksums = {} if checksum is None else {index: checksum}
     return chunk_texts(out, identity, [index], settings, checksums).get(index)
-
-
-def _made_for(directory: Path) -> tuple[str, Mapping[str, Any]]:
-    """Return the job that fills an output, finished or not, and what the output was made for."""
-    try:
-        manifest = read_manifest(directory)
-    except ManifestError:
-        own = read_own_job(directory)
-        return own.name if own else "", read_request(directory)
-    return manifest.job, manifest.settings
 
 
 def read_failures(

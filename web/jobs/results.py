@@ -2,21 +2,24 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from fastapi import APIRouter, Header, HTTPException, Query, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from embedfarm.collector.manifest import OutputError
+from embedfarm.collector.manifest import ManifestError, OutputError, read_manifest
+from embedfarm.collector.output_directory import read_request
 from embedfarm.collector.output_reader import Chunks, NotBegun, OutputReader
 from embedfarm.contract.encoding import RecordError
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.ingest.allow_list import PathRefused, allow
 from embedfarm.producer.feed import is_feed
+from embedfarm.runs.own_job import read_own_job
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.problems import problems
 from embedfarm.web.jobs.events import TERMINAL
@@ -184,9 +187,31 @@ def open_output(settings: Settings, job: str, status: JobStatus) -> OutputReader
     if not status.out:
         raise HTTPException(409, "results of this job are where its own program collects them")
     try:
-        reader = OutputReader(allow(status.out, settings.task_roots))
+        directory = allow(status.out, settings.task_roots)
     except PathRefused as error:
         raise HTTPException(409, f"results are not served from there: {error}") from error
-    if reader.job not in {"", job}:
-        raise HTTPException(409, f"{status.out} is of another job")
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(OutputReader(directory))
+        filled_by = reader.job or made_for(directory)[0]  # what was opened, or replaced it
+        if not filled_by:
+            raise NotBegun(f"no job is known to fill {status.out} yet")
+        if filled_by != job:
+            raise HTTPException(409, f"{status.out} is of another job")
+        stack.pop_all()
     return reader
+
+
+def made_for(directory: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the job that fills an output, finished or not, and what the output was made for.
+
+    The job is "" where none has begun to fill it.
+
+    Raises:
+        OutputError, OSError: The output cannot be read, or is there no more.
+    """
+    try:
+        manifest = read_manifest(directory)
+    except ManifestError:
+        own = read_own_job(directory)
+        return own.name if own else "", read_request(directory)
+    return manifest.job, manifest.settings
