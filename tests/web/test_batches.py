@@ -24,7 +24,7 @@ from embedfarm.contract.token_ids import FILE, decode_ids
 from embedfarm.contract.wire import JobKeys
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.ingest.openai_batches import Planner, find_model
-from embedfarm.ingest.openai_files import ASKED
+from embedfarm.ingest.openai_files import ASKED, BATCH_INPUT
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
 from embedfarm.ingest.tasks import embed_batch
@@ -35,7 +35,7 @@ from tests.support import LiveServer, wait_until
 from tests.web.conftest import client_of
 from tests.web.test_gate import served
 from tests.web.test_protocols import unit
-from tests.web.test_submissions import forget_answer
+from tests.web.test_submissions import forget_answer, outage_before_enqueueing
 from tests.word_tokenizer import write_tokenizer
 from tests.workers.running import worker_on, working
 
@@ -413,6 +413,24 @@ def test_files_of_a_batch_that_its_maker_left_unfinished(
         assert (done["id"], done["status"]) == (batch, "completed")
         content = web.get(f"/v1/files/{done['output_file_id']}/content")
         assert [each["custom_id"] for each in lines_of(content.content)] == ["a"], content.text
+
+
+def test_an_outage_between_making_and_enqueueing_loses_no_batch(
+    web: TestClient,
+    server: LiveServer,
+    client: redis.Redis,
+    jobs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A repeat enqueues, with its input, a batch that was made before the server went away."""
+    file = upload(web, line("a", input="a"))
+    order = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    with outage_before_enqueueing(server, client, monkeypatch):
+        lost = web.post("/v1/batches", json=order, headers={"idempotency-key": "k"})
+        assert lost.status_code == 503
+    batch = create(web, file, **{"idempotency-key": "k"})["id"]
+    assert client.lrange("rq:queue:embedfarm", 0, -1) == [f"http-{batch}".encode()]
+    assert (jobs / batch / BATCH_INPUT).is_file()
 
 
 def test_batches_by_pages_and_once(web: TestClient) -> None:

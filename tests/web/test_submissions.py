@@ -29,6 +29,7 @@ from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
 from embedfarm.contract.scheduling_terms import read_deadline
 from embedfarm.contract.settings import Settings
+from embedfarm.ingest.job_queue import Submissions
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
 from embedfarm.ingest.tasks import cleanup, option_words
@@ -508,6 +509,40 @@ def test_a_repeat_does_what_was_left(web: TestClient, client: redis.Redis) -> No
     FarmClient(client).job(job).delete()
     assert web.post("/v1/jobs", **order).status_code == 404  # type: ignore[arg-type] # as above
     assert not FarmClient(client).job_ids()
+
+
+@contextlib.contextmanager
+def outage_before_enqueueing(
+    server: LiveServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Let the server die when a job is made and not enqueued, and leave it a minute for repeats."""
+
+    def look(*_: object) -> bool:
+        server.kill()
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Submissions, "is_forgotten", look)
+        yield
+    server.start()
+    wait_until(client.ping)
+    client.delete(*client.scan_iter(wire.in_work_key("*")))  # as a minute does
+
+
+def test_an_outage_between_making_and_enqueueing_loses_no_job(
+    web: TestClient,
+    server: LiveServer,
+    client: redis.Redis,
+    jobs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A repeat enqueues, with its input, a job that was made just before the server went away."""
+    order = {"json": {"texts": ["a"]}, "headers": {"idempotency-key": "k"}}
+    with outage_before_enqueueing(server, client, monkeypatch):
+        assert web.post("/v1/jobs", **order).status_code == 503  # type: ignore[arg-type] # as above
+    job = web.post("/v1/jobs", **order).json()["job"]  # type: ignore[arg-type] # as above
+    assert client.lrange("rq:queue:embedfarm", 0, -1) == [f"http-{job}".encode()]
+    assert (jobs / job / "input.jsonl").is_file()
 
 
 @pytest.mark.parametrize(

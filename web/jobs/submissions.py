@@ -30,7 +30,6 @@ from embedfarm.ingest.job_directories import (
     Call,
     directory_of,
     read_call,
-    remove_directory,
     write_call,
 )
 from embedfarm.ingest.outbound import UrlRefused
@@ -189,8 +188,8 @@ def _submit(services: Services, job: str, order: Order) -> None:
                 services.submissions.embed(job, call)
     except BaseException:
         if not there:
-            remove_directory(directory)
-            services.farm.job(job).delete()
+            services.farm.job(job).delete()  # first: what is on the farm has its input
+            services.submissions.remove(job)
         raise
 
 

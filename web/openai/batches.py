@@ -24,7 +24,7 @@ from embedfarm.contract.jobs import ChangeRefused
 from embedfarm.contract.private_directories import make_private
 from embedfarm.contract.scheduling_terms import USUAL
 from embedfarm.contract.status import JobGone, JobStatus
-from embedfarm.ingest.job_directories import OUTPUT, put, read_kept, remove_directory
+from embedfarm.ingest.job_directories import OUTPUT, put, read_kept
 from embedfarm.ingest.openai_batches import BatchPlan, count_done, find_model, read_bad
 from embedfarm.ingest.openai_files import ASKED, BATCH_INPUT, COMPLETED
 from embedfarm.readers import CorpusError
@@ -261,8 +261,7 @@ def _create(services: Services, batch: str, asked: BatchRequest) -> None:
         put(directory / ASKED, kept)  # last: nobody sees half a batch
     except BaseException:
         if not there:
-            remove_directory(directory)
-            services.farm.job(batch).delete()
+            services.farm.job(batch).delete()  # first: what is on the farm has its input
             services.submissions.remove(batch)
         raise
 
