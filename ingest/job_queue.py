@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import redis
 from rq import Queue
-from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.exceptions import DuplicateJobError, InvalidJobOperation, NoSuchJobError
 from rq.executions import ExecutionRegistry
 from rq.results import Result
 from rq.utils import get_call_string
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
+from embedfarm.contract.backlog import read_backlogs
 from embedfarm.contract.broker import block_ms
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.redaction import hide_urls
@@ -26,11 +27,12 @@ from embedfarm.ingest.job_directories import (
     Call,
     directory_of,
     is_submitted,
+    read_call,
     remove_directory,
 )
+from embedfarm.ingest.openai_files import BATCH_INPUT
 from embedfarm.ingest.rq_keys import ReadableJob
-from embedfarm.ingest.task_job import FAILURE_SECONDS
-from embedfarm.ingest.task_worker import OVER, RESULT_SECONDS
+from embedfarm.ingest.task_job import FAILURE_SECONDS, OVER, RESULT_SECONDS
 from embedfarm.ingest.tasks import QUEUE
 
 PREFIX: Final = "http-"
@@ -133,6 +135,35 @@ class Submissions:
         """Tell whether an unfinished job has no RQ job behind it."""
         status = FarmClient(self.client).job(job).status()
         return not status.over and self._request(job) is None
+
+    def enqueue_forgotten(self) -> list[str]:
+        """Enqueue jobs that were made and never enqueued; return their names.
+
+        Their maker died in between, or the server has lost the end of its log. A job that has an
+        owner was begun once: somebody may run it by hand.
+        """
+        made = [job for job in FarmClient(self.client).job_ids() if is_submitted(job)]
+        pipe = self.rq.pipeline(transaction=False)
+        for job in made:
+            pipe.exists(ReadableJob.key_for(PREFIX + job))
+        left = [job for job, known in zip(made, pipe.execute(), strict=True) if not known]
+        unfinished = [x.job for x in read_backlogs(self.client, left) if not x.status.over]
+        return [job for job in unfinished if self._enqueue_anew(job)]
+
+    def _enqueue_anew(self, job: str) -> bool:
+        """Enqueue a job that no run has begun, if its input is there; tell whether it was done."""
+        handle, directory = FarmClient(self.client).job(job), self.settings.jobs_path / job
+        call = read_call(directory)
+        with contextlib.suppress(JobGone, DuplicateJobError):
+            if handle.noted("owner"):
+                return False
+            if call is not None:
+                self.embed(job, call)
+                return True
+            if job.startswith("batch_") and (directory / BATCH_INPUT).exists():
+                self.answer(job, handle.spec().model)
+                return True
+        return False
 
     def pending(self, job: str) -> bool:
         """Tell whether something is yet to be done for a job."""

@@ -25,8 +25,7 @@ from embedfarm.contract.server_url import make_pool
 from embedfarm.contract.settings import Recurring, Settings
 from embedfarm.contract.unreadable_records import name_once
 from embedfarm.ingest.rq_keys import ReadableJob, over_unreadable
-from embedfarm.ingest.task_job import FAILURE_SECONDS
-from embedfarm.ingest.task_worker import RESULT_SECONDS
+from embedfarm.ingest.task_job import FAILURE_SECONDS, RESULT_SECONDS
 from embedfarm.ingest.tasks import QUEUE, TASKS
 
 MEMORY_SECONDS: Final = 400 * 86400  # longer than a year, which a cron expression may wait

@@ -27,7 +27,11 @@ from embedfarm.ingest.rq_keys import ReadableJob
 from embedfarm.ingest.tasks import DAY_SECONDS, TASKS, OptionRefused
 from embedfarm.ingest.webhooks import tell
 
+RESULT_SECONDS: Final = DAY_SECONDS
 FAILURE_SECONDS: Final = 7 * DAY_SECONDS
+OVER: Final = frozenset(
+    {JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED}
+)
 GIVEN_UP: Final = "given up: as many runs died in a row without progress as deliveries_max allows"
 
 log = logging.getLogger(__name__)

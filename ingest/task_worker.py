@@ -16,7 +16,7 @@ import redis
 from rq import Queue, Worker
 from rq.command import parse_payload
 from rq.exceptions import NoSuchJobError
-from rq.job import Job, JobStatus
+from rq.job import Job
 from rq.registry import (
     CanceledJobRegistry,
     DeferredJobRegistry,
@@ -27,11 +27,12 @@ from rq.registry import (
 from rq.utils import now
 from rq.worker_registration import clean_worker_registry, register
 
-from embedfarm.contract.broker import host_name
+from embedfarm.contract.broker import UNAVAILABLE, closing_client, host_name
 from embedfarm.contract.redaction import hide_job_directories, hide_secrets
 from embedfarm.contract.server_url import make_pool
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.child_command import name_signal, stop_when_asked
+from embedfarm.ingest.job_queue import Submissions
 from embedfarm.ingest.rescue import find_lost, take
 from embedfarm.ingest.rq_jobs import cancel_request, count_death, end_farm_job
 from embedfarm.ingest.rq_keys import (
@@ -41,15 +42,11 @@ from embedfarm.ingest.rq_keys import (
     remove_unreadable,
     remove_unreadable_of,
 )
-from embedfarm.ingest.task_job import GIVEN_UP, TaskJob
-from embedfarm.ingest.tasks import DAY_SECONDS, QUEUE
+from embedfarm.ingest.task_job import GIVEN_UP, OVER, RESULT_SECONDS, TaskJob
+from embedfarm.ingest.tasks import QUEUE
 from embedfarm.ingest.webhooks import tell
 
-RESULT_SECONDS: Final = DAY_SECONDS
 CANCELLED_MAX: Final = 1000  # newest cancelled jobs that are looked at
-OVER: Final = frozenset(
-    {JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED}
-)
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +209,7 @@ class TaskWorker(Worker):
         return False
 
     def clean_registries(self) -> None:
-        """Clean RQ's registries, repeat lost jobs, and cancel cancelled ones on the farm.
+        """Clean RQ's registries, repeat what was lost, and cancel cancelled jobs on the farm.
 
         RQ's lock, which a worker that dies in here would hold for a quarter of an hour, is not
         taken: each step is atomic.
@@ -224,6 +221,7 @@ class TaskWorker(Worker):
         register(self)  # whoever may enqueue may have removed it
         self._repeat_lost(queue)
         self._cancel_cancelled(queue)
+        self._enqueue_forgotten()
         self.last_cleaned_at = now()  # type: ignore[assignment] # RQ types what it begins with
 
     def _repeat_lost(self, queue: Queue) -> None:
@@ -247,6 +245,16 @@ class TaskWorker(Worker):
         for name in registry.get_job_ids(0, CANCELLED_MAX - 1, desc=True):
             with contextlib.suppress(NoSuchJobError):
                 cancel_request(TaskJob.fetch(name, self.connection, "json"), self.connection)
+
+    def _enqueue_forgotten(self) -> None:
+        """Enqueue the farm's jobs by HTTP that were made and never enqueued."""
+        try:
+            with closing_client(self._settings.redis_url) as farm:
+                submissions = Submissions(farm, self._settings, self.connection)
+                for job in submissions.enqueue_forgotten():
+                    log.warning("job %s was made and not enqueued: it is now", job)
+        except UNAVAILABLE as error:
+            log.warning("the server does not say which jobs were made: %s", error)
 
 
 def _describe_end(status: int) -> str:

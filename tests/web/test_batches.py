@@ -433,6 +433,19 @@ def test_an_outage_between_making_and_enqueueing_loses_no_batch(
     assert (jobs / batch / BATCH_INPUT).is_file()
 
 
+def test_a_batch_that_was_not_enqueued_is_answered_all_the_same(
+    web: TestClient, client: redis.Redis, jobs: Path
+) -> None:
+    """A batch whose HTTP server died before it was enqueued is enqueued by those who answer it."""
+    batch = create(web, upload(web, line("a", input="a")))["id"]
+    client.delete("rq:queue:embedfarm", f"rq:job:http-{batch}")
+    submissions = Submissions(client, Settings(jobs_directory=jobs), client)
+    assert submissions.enqueue_forgotten() == [batch]
+    request = TaskJob.fetch(f"http-{batch}", client, "json")
+    assert request.func_name == "producer.tasks.embed_batch"
+    assert request.kwargs == {"job_id": batch, "model": NULL}
+
+
 def test_batches_by_pages_and_once(web: TestClient) -> None:
     """Batches are listed newest first, each once; an Idempotency-Key makes one batch."""
     file = upload(web, line("a", input="a"))

@@ -545,6 +545,41 @@ def test_an_outage_between_making_and_enqueueing_loses_no_job(
     assert (jobs / job / "input.jsonl").is_file()
 
 
+def test_what_was_made_and_not_enqueued_is_done_all_the_same(
+    web: TestClient, server: LiveServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A job whose HTTP server died before it was enqueued is done, though nobody asks again."""
+    job = web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"]
+    client.delete("rq:queue:embedfarm", f"rq:job:http-{job}")
+    with doing(server, tmp_path) as door:
+        wait_for(web, job, "finished")
+        wait_until(lambda: f"job {job} was made and not enqueued" in door.log())
+
+
+def test_only_what_was_never_enqueued_is_enqueued(
+    web: TestClient, client: redis.Redis, jobs: Path
+) -> None:
+    """Jobs by HTTP are enqueued that are unfinished and have neither an RQ job nor a run."""
+    names = ("left", "enqueued", "damaged", "run", "cancelled", "bare", "emptied", "foreign")
+    made = {name: web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"] for name in names}
+    farm = FarmClient(client)
+    for name, job in made.items():
+        if name not in {"enqueued", "damaged"}:
+            client.delete(f"rq:job:http-{job}")
+    client.hset(f"rq:job:http-{made['damaged']}", "data", b"\xff")
+    client.hset(wire.JobKeys(made["run"]).meta, "owner", "an output")
+    farm.job(made["cancelled"]).cancel()
+    shutil.rmtree(jobs / made["bare"])
+    (jobs / made["emptied"] / "call.json").write_bytes(b"")
+    client.delete(wire.JobKeys(made["foreign"]).meta)
+    client.set(wire.JobKeys(made["foreign"]).meta, "text")
+    farm.job("by command").create(JobSpec(model=NULL), 0)
+    client.delete("rq:queue:embedfarm")
+    submissions = Submissions(client, Settings(jobs_directory=jobs), client)
+    assert [submissions.enqueue_forgotten() for _ in range(2)] == [[made["left"]], []]
+    assert client.lrange("rq:queue:embedfarm", 0, -1) == [f"http-{made['left']}".encode()]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
