@@ -248,6 +248,29 @@ def test_nothing_to_do_is_said(web: TestClient, many: redis.Redis) -> None:
         assert "<button" not in page.partition("data-question")[2].partition("</form>")[0]
 
 
+def test_who_deletes_jobs_is_told_of_their_files(
+    server: LiveServer, many: redis.Redis, tmp_path: Path
+) -> None:
+    """A question whether to delete jobs says which outputs are removed with them, and they are.
+
+    Outputs of jobs by HTTP are, which the farm has in a directory of its own.
+    """
+    with client_of(server, jobs_directory=tmp_path, models=("null:2",)) as web:
+        mine = [web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"] for _ in range(2)]
+        for job in mine:
+            Job(many, job).cancel()
+        said = [ask(web, "delete", job=jobs) for jobs in (["id-notes"], mine, [*mine, "id-notes"])]
+        said += [web.get(f"/jobs/{job}/delete").text for job in ("id-notes", mine[0])]
+        removed = "Output and upload are removed from the disk as well."
+        some = "Output and upload of 2 of them are removed from the disk as well. Files of the"
+        stays = "Files of an output stay."
+        for page, words in zip(said, [stays, removed, some, stays, removed], strict=True):
+            assert words in page
+            assert (stays in page) is (words == stays)
+        assert act(web, said[2])[0] == 303
+    assert not list(tmp_path.glob("?" * 32))
+
+
 def test_what_cannot_be_done_is_told(web: TestClient, many: redis.Redis) -> None:
     """A job that has changed since the question is named with its reason; the others are done."""
     page = ask(web, "delete", job=["id-mails", "id-notes", "id-letters"])

@@ -124,7 +124,10 @@ def set_terms(services: Service, key: Caller, job: JobId, change: TermsChange) -
     "/{job}", status_code=204, responses=problems(404, 409), dependencies=need(Scope.SUBMIT)
 )
 def delete_job(services: Service, key: Caller, job: JobId) -> None:
-    """Remove a job that was cancelled, or whose results are all on disk."""
+    """Remove a job that was cancelled, or whose results are all on disk.
+
+    What was uploaded for it, and its output, go with it if it came by HTTP; other outputs stay.
+    """
     handle = services.farm.job(job)
     status = handle.status()
     if not status.removable:

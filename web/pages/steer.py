@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from embedfarm.contract.formatting import counted
 from embedfarm.contract.scheduling_terms import PRIORITIES
+from embedfarm.ingest.job_directories import directory_of
 from embedfarm.watch.job_actions import MANY_MAX, MAY, PRIORITY_OF, Verb, choose_jobs
 from embedfarm.watch.overview import JobFacts, read_job, read_jobs
 from embedfarm.web.auth.keys import Scope
@@ -17,7 +18,7 @@ from embedfarm.web.jobs.bulk import DO, act_on_all, foresee
 from embedfarm.web.jobs.routes import JobId
 from embedfarm.web.pages.jobs import JobFilter
 from embedfarm.web.pages.sign_in import leave_for
-from embedfarm.web.services import Caller, Service, need
+from embedfarm.web.services import Caller, Service, Services, need
 
 NAMED_MAX: Final = 10
 
@@ -65,7 +66,7 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "delete": Action(
         "Delete {}?",
-        "The farm forgets what it knows, the failed chunks included. Files of an output stay.",
+        "The farm forgets what it knows, the failed chunks included.",
         "Delete {}",
         "Keep it",
         dangerous=True,
@@ -99,7 +100,7 @@ class Selection(JobFilter):
 @router.get("/jobs/{job}/{verb}")
 def ask(request: Request, services: Service, job: JobId, verb: Annotated[Verb, Path()]) -> Response:
     """Ask whether an action on a job is meant."""
-    facts, action = read_job(services.farm, job), ACTIONS[verb]
+    facts, action = read_job(services.farm, job), _action(services, verb, [job])
     told = _question(action, "this job") | {
         "subjects": [facts.name or job],
         "possible": True,
@@ -121,7 +122,6 @@ def ask_many(
     request: Request, services: Service, selection: Annotated[Selection, Query()]
 ) -> Response:
     """Ask whether an action on many jobs is meant, and say on how many of them it can be done."""
-    action = ACTIONS[selection.verb]
     if selection.every:
         some, possible, found, _ = choose_jobs(services.farm, selection.query(), selection.verb)
     else:
@@ -132,6 +132,7 @@ def ask_many(
     some = [job for job in some if job.job not in refused]
     possible -= len(refused)
     why = next(iter(refused.values()), "")
+    action = _action(services, selection.verb, [job.job for job in some])
     told = _question(action, counted(len(some), "job")) | {
         "subjects": _subjects(some),
         "consequence": _consequence(action, len(some), possible, found, why),
@@ -142,6 +143,21 @@ def ask_many(
         "possible": bool(some),
     }
     return render(request, "confirm.html", told)
+
+
+def _action(services: Services, verb: Verb, jobs: Sequence[str]) -> Action:
+    """Return an action on some jobs; who deletes them is told what becomes of their files."""
+    action = ACTIONS[verb]
+    if verb != "delete":
+        return action
+    here = sum(directory_of(services.settings, job) is not None for job in jobs)
+    files = "Files of an output stay."
+    if here == len(jobs):
+        files = "Output and upload are removed from the disk as well."
+    elif here:
+        files = f"Output and upload of {here:,} of them are removed from the disk as well. "
+        files += "Files of the others stay."
+    return action._replace(consequence=f"{action.consequence} {files}")
 
 
 def _consequence(action: Action, some: int, chosen: int, names: int, why: str) -> str:
