@@ -24,6 +24,7 @@ from embedfarm.contract.encoding import RecordError, decode, encode
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.model_files import differences
 from embedfarm.contract.records import ChunkError, LaneAnswer, LanePiece
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.unreadable_records import names_of
@@ -33,6 +34,7 @@ UNLOADED_SECONDS: Final = 30
 LOADER_SECONDS: Final = 60  # a worker that loads for longer may get company
 WAKEUPS_MAX: Final = 64
 PIECE_BYTES: Final = 1024  # of text: what the slowest device does in a fraction of a second
+DIGEST_SHOWN: Final = 16  # characters of a component that differs
 PIECES_MAX: Final = 64  # of a request: each costs a round trip's worth of the server's time
 
 
@@ -126,16 +128,30 @@ class Lane:
     def ask(self, spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> LaneAnswer:
         """Return the answer of the workers that are free first; some of the texts may have failed.
 
+        All of its vectors are of one model: where workers have different ones under the name, while
+        its files are replaced for example, one worker answers all of the request.
+
         Raises:
             LaneFull: Too many requests wait already.
-            LaneLate: Nobody answered within `timeout_seconds`.
+            LaneLate: Nobody answered within `timeout_seconds`, or workers of different models did.
             LaneUnserved: No worker can load the model, or it cannot do what is asked for.
             LaneRefused: The request is beyond the limits, or an answer is damaged.
             redis.ConnectionError, redis.TimeoutError: The server is away. Asking again is safe.
         """
         self._check(texts, timeout_seconds)
-        pieces = cut(spec, texts, timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
+        answers = self._ask(cut(spec, texts, timeout_seconds), deadline)
+        differ = difference(answers)
+        if differ:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                answers = self._ask([whole(spec, texts, left)], deadline)
+            except LaneLate as error:
+                raise LaneLate(f"{error}; workers have different models: {differ}") from error
+        return join(answers)
+
+    def _ask(self, pieces: Sequence[LanePiece], deadline: float) -> list[LaneAnswer]:
+        """Return the answers to all pieces of a request, or withdraw it and raise as `ask` does."""
         entries = self.send(pieces)
         answers = self._wait(pieces, deadline)
         refused = [answer for answer in answers if answer.reason]
@@ -145,10 +161,11 @@ class Lane:
             unserved = LaneUnserved if answer.unserved else LaneRefused
             raise (LaneLate if answer.late else unserved)(answer.reason)
         if len(answers) < len(pieces):
-            said = self.unloaded(engine_key(spec)).items()
+            said = self.unloaded(engine_key(pieces[0].spec)).items()
             reasons = [f"{worker}: {reason}" for worker, reason in said]
-            raise LaneLate("; ".join([f"no answer within {timeout_seconds:g} s", *reasons]))
-        return join(answers)
+            late = f"no answer within {pieces[0].timeout_seconds:.4g} s"
+            raise LaneLate("; ".join([late, *reasons]))
+        return answers
 
     def send(self, pieces: Sequence[LanePiece]) -> list[str]:
         """Put the pieces of a request into their lane, all or none; return their entries' IDs.
@@ -363,6 +380,13 @@ def cut(spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> list[Lan
     return pieces
 
 
+def whole(spec: JobSpec, texts: Sequence[str], timeout_seconds: float) -> LanePiece:
+    """Make one piece of a whole request, which one worker answers."""
+    return LanePiece(
+        id=uuid.uuid4().hex, spec=spec, place=0, texts=list(texts), timeout_seconds=timeout_seconds
+    )
+
+
 def check_answer(answer: LaneAnswer, texts: int) -> None:
     """Refuse an answer that has neither a vector for each text nor a reason.
 
@@ -375,18 +399,37 @@ def check_answer(answer: LaneAnswer, texts: int) -> None:
         raise RecordError(f"an answer that has not the sizes of {texts} texts")
 
 
+def difference(answers: Sequence[LaneAnswer]) -> str:
+    """Return in what two models differ that have answered pieces of a request; "" if all are one.
+
+    A model is the same in whatever type a worker computes: vectors differ by rounding then.
+    """
+    first, *others = answers
+    for other in others:
+        one, another = _model_of(first), _model_of(other)
+        named = [
+            f"{name} {one.get(name, '')[:DIGEST_SHOWN]} at {first.worker}, "
+            f"{another.get(name, '')[:DIGEST_SHOWN]} at {other.worker}"
+            for name in differences(one, another)
+        ]
+        if named:
+            return "; ".join(named)
+    return ""
+
+
+def _model_of(answer: LaneAnswer) -> dict[str, str]:
+    """Return what must be equal for vectors of two answers to be of one model."""
+    return answer.fingerprint | {"dtype": "", "size of a vector": str(answer.dimensions)}
+
+
 def join(answers: Sequence[LaneAnswer]) -> LaneAnswer:
     """Join the answers to all pieces of a request, in any order, into the request's answer.
 
-    Where workers' fingerprints differ, all values are there, with commas between them.
-
-    Raises:
-        LaneRefused: The answers have vectors of several sizes.
+    They are of one model. Where workers compute in different types, the fingerprint has all of
+    these, with commas between them.
     """
     ordered = sorted(answers, key=lambda answer: answer.place)
     prints = [answer.fingerprint for answer in ordered]
-    if len({answer.dimensions for answer in ordered}) > 1:
-        raise LaneRefused("workers disagree about the size of a vector")
     return LaneAnswer(
         dimensions=ordered[0].dimensions,
         vectors=b"".join(answer.vectors for answer in ordered),

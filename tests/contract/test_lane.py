@@ -236,6 +236,54 @@ def test_answers_to_pieces_are_joined(client: redis.Redis) -> None:
     assert answer.fingerprint == {"weights": "1", "dtype": "d0,d1"}
 
 
+def answer_as(lane: Lane, worker: str, weights: str, axes: list[float], enough: int = 1) -> None:
+    """Answer pieces as a worker whose model makes one vector of all texts."""
+    for taken in lane.take(ENGINE, worker, enough):
+        piece = decode(LanePiece, taken.data)
+        answer = LaneAnswer(
+            place=piece.place,
+            dimensions=len(axes),
+            vectors=np.asarray([axes] * len(piece.texts), dtype="<f4").tobytes(),
+            worker=worker,
+            token_count=len(piece.texts),
+            fingerprint={"weights": weights, "dtype": worker},
+        )
+        assert lane.answer(ENGINE, [(taken.entry, taken.id, answer)]) == [True]
+
+
+@pytest.mark.parametrize(("weights", "axes"), [("new", [0.0, 1.0]), ("old", [0.0, 1.0, 0.0])])
+def test_an_answer_is_of_one_model(client: redis.Redis, weights: str, axes: list[float]) -> None:
+    """A request that workers of two models share is answered again by one of them, as a whole."""
+    lane = lane_of(client)
+    texts = [f"{index} " + "x" * 600 for index in range(5)]
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(lane.ask, SPEC, texts, 20)
+        wait_until(lambda: client.xlen(wire.lane_key(ENGINE)) == 3)
+        answer_as(lane, "one", "old", [1.0, 0.0])
+        answer_as(lane, "two", weights, axes, BYTES)
+        wait_until(lambda: client.xlen(wire.lane_key(ENGINE)) == 1)
+        answer_as(lane, "two", weights, axes)
+        answer = asked.result()
+    assert answer.matrix().tolist() == [axes] * 5
+    assert (answer.worker, answer.token_count) == ("two", 5)
+    assert answer.fingerprint == {"weights": weights, "dtype": "two"}
+    assert not lane.waiting(ENGINE)
+
+
+def test_who_waits_for_one_model_in_vain_is_told_of_both(client: redis.Redis) -> None:
+    """A request that no model answers alone in time fails, and says which models there are."""
+    lane = lane_of(client)
+    texts = [f"{index} " + "x" * 600 for index in range(5)]
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(lane.embed, SPEC, texts, 2)
+        wait_until(lambda: client.xlen(wire.lane_key(ENGINE)) == 3)
+        answer_as(lane, "one", "old", [1.0, 0.0])
+        answer_as(lane, "two", "new", [0.0, 1.0], BYTES)
+        with pytest.raises(LaneLate, match=r"no answer .* weights old at one, new at two"):
+            asked.result()
+    assert not lane.waiting(ENGINE)
+
+
 def test_no_answer_in_time(client: redis.Redis) -> None:
     """A caller without an answer gets an error with the workers' reasons, and the lane is empty."""
     lane = lane_of(client)
