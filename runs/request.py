@@ -287,6 +287,15 @@ def _absolute(source: str) -> str:
 
 
 def file_facts(sources: Sequence[str]) -> dict[str, list[int]]:
-    """Return size in bytes and time of change in ns of the sources that are local files."""
-    files = [Path(source) for source in sources if Path(source).is_file()]
-    return {str(f.resolve()): [f.stat().st_size, f.stat().st_mtime_ns] for f in files}
+    """Return size in bytes, times of change in ns and inode of the sources, if all are local files.
+
+    Nothing is known of a directory, a glob or a URL: with one of them there are no facts at all.
+    """
+    files = [Path(source).resolve() for source in sources]
+    if not all(file.is_file() for file in files):
+        return {}
+    found = {str(file): file.stat() for file in files}
+    return {
+        name: [each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino]
+        for name, each in found.items()
+    }

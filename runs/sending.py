@@ -53,7 +53,7 @@ class Sending:
         source: Check that is told what was read; the collector compares results with it.
         skipped: Number of rows that became no chunk, so far.
         expected: Estimate of the chunks of the corpus, 0 while nobody can tell.
-        files: Size and time of change of the local files, as they were when the reading began.
+        files: The `file_facts` of the sources, as they were when the reading began.
     """
 
     request: Request

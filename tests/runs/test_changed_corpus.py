@@ -5,6 +5,7 @@ left on the disk or on the server, a finished output has the vectors of the corp
 """
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from embedfarm.cli.progress import View
 from embedfarm.collector.collect import JobCancelled
-from embedfarm.collector.manifest import OutputError, read_manifest
+from embedfarm.collector.manifest import MANIFEST_FILE, OutputError, read_manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import SourceChanged, SourceCheck
 from embedfarm.contract.encoding import decode
@@ -30,6 +31,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.producer.submitter import Submitter
 from embedfarm.readers import CorpusError, CorpusOptions, corpus_digest, read_corpus
 from embedfarm.readers.limits import Limits
+from embedfarm.runs import request as request_module
 from embedfarm.runs import sending as module
 from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.runs.place import Place
@@ -99,6 +101,7 @@ class Bench:
     def __init__(self, server: LiveServer, client: redis.Redis, home: Path) -> None:
         self.server, self.farm, self.home = server, FarmClient(client), home
         self.corpus, self.out = home / "corpus.jsonl", home / "out"
+        self.sources: tuple[str, ...] = (str(self.corpus),)
         self.write(TEXTS)
 
     def write(self, texts: Sequence[str]) -> None:
@@ -123,7 +126,7 @@ class Bench:
     def request(self, *, skip: bool = False) -> Request:
         """Return the request of the command."""
         spec = JobSpec(model=f"null:{DIMENSIONS}")
-        return Request((str(self.corpus),), CorpusOptions(), skip, spec, "parquet")
+        return Request(self.sources, CorpusOptions(), skip, spec, "parquet")
 
     def run(self, **options: Any) -> None:  # noqa: ANN401 # of `start`
         """Run the command to its end."""
@@ -470,6 +473,60 @@ def test_bad_rows_of_a_finished_output_that_come_and_go(bench: Bench) -> None:
         check_finished(bench.request(skip=True), bench.out)
     bench.write(TEXTS)
     assert check_finished(bench.request(skip=True), bench.out) is not None
+
+
+@pytest.mark.parametrize("name", ["more", "more/*.jsonl", "file://{}/more/a.jsonl"])
+def test_a_finished_output_of_a_file_and_something_else(bench: Bench, name: str) -> None:
+    """A finished output is not current where what changed is no file of this machine by its name.
+
+    It is a directory, a glob or a URL beside a file that stays as it is.
+    """
+    (bench.home / "more").mkdir()
+    write_corpus(bench.home / "more" / "a.jsonl", ["one", "two"])
+    other = name.format(bench.home) if "://" in name else str(bench.home / name)
+    bench.sources = (str(bench.corpus), other)
+    bench.run()
+    assert check_finished(bench.request(), bench.out) is not None
+    write_corpus(bench.home / "more" / "a.jsonl", ["one", "three", "four"])
+    with pytest.raises(SourceChanged, match=r"other texts or ids in rows 3000 to 3001 now"):
+        check_finished(bench.request(), bench.out)
+
+
+def test_a_finished_output_of_a_file_whose_times_were_set_back(bench: Bench) -> None:
+    """A corpus of the same size is compared though its time of change is the one of before."""
+    times = bench.corpus.stat()
+    bench.run()
+    bench.write(["CHUNK 0", *TEXTS[1:]])
+    os.utime(bench.corpus, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert bench.corpus.stat().st_size == times.st_size
+    with pytest.raises(SourceChanged, match="other texts or ids in rows 0 to 999 now"):
+        check_finished(bench.request(), bench.out)
+
+
+def test_a_finished_output_that_knows_less_of_its_files(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output of an earlier version, which kept size and time only, is compared and is current.
+
+    One of today is current without a reading.
+    """
+    bench.run()
+    path = bench.out / MANIFEST_FILE
+    manifest = json.loads(path.read_bytes())
+    reads: list[object] = []
+
+    def read(*sources: Any, **options: Any) -> Iterator[Rows]:  # noqa: ANN401 # as they are
+        reads.append(sources)
+        return read_corpus(*sources, **options)
+
+    monkeypatch.setattr(request_module, "read_corpus", read)
+    assert check_finished(bench.request(), bench.out) is not None
+    assert not reads
+    [facts] = manifest["source"]["files"].values()
+    del facts[2:], manifest["manifest_sha256"]
+    path.write_text(json.dumps(manifest))
+    assert check_finished(bench.request(), bench.out) is not None
+    assert len(reads) == 1
 
 
 def test_verify_says_who_has_compared(bench: Bench) -> None:
