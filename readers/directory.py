@@ -28,12 +28,14 @@ def locate(source: str, glob: str) -> list[Location]:
     """Find what a source names; in place of a directory of files of rows those files, by path.
 
     Such a directory has, of the files that match `glob`, only ones of the same format, beside those
-    whose names begin with `_`, which say something about the others.
+    whose names begin with `_`, which say something about the others. A file comes once though a
+    source that is a glob matches both it and a directory that it is in.
 
     Raises:
         CorpusError: The source names nothing that exists.
     """
-    return [each for location in find_locations(source) for each in _open_up(location, glob)]
+    opened = (each for location in find_locations(source) for each in _open_up(location, glob))
+    return list({each.path: each for each in opened}.values())
 
 
 def _open_up(location: Location, glob: str) -> list[Location]:

@@ -613,6 +613,18 @@ def test_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [text for text, _ in read("[b]0.txt")] == ["[b]0.txt"]
 
 
+@pytest.mark.parametrize("glob", ["rows/**", "rows/**/*", "rows/**/s*"])
+def test_a_glob_of_directories_and_of_their_files(tmp_path: Path, glob: str) -> None:
+    """A file comes once though a glob matches it and a directory that it is in."""
+    for name in ("s0.jsonl", "sub/s1.jsonl", "sub/s2.jsonl"):
+        write(tmp_path / "rows" / name, json_lines([name]))
+    assert read(tmp_path / glob) == [
+        ("s0.jsonl", None),
+        ("sub/s1.jsonl", None),
+        ("sub/s2.jsonl", None),
+    ]
+
+
 def test_url(tokenizer_file: str) -> None:
     """Files, globs and directories of any file system are read alike, and named by URL."""
     memory = fsspec.filesystem("memory")
