@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from fsspec import AbstractFileSystem
@@ -36,6 +36,37 @@ def locate(source: str, glob: str) -> list[Location]:
     """
     opened = (each for location in find_locations(source) for each in _open_up(location, glob))
     return list({each.path: each for each in opened}.values())
+
+
+def would_take(source: str, glob: str, path: Path) -> bool:
+    """Tell whether a file would be one of a source's, in a place where there may be none yet.
+
+    Args:
+        source: The source: of paths on this machine directories and globs can have such files.
+        glob: What files of a directory have to match.
+        path: Path of the file.
+    """
+    source = source.removeprefix("file://")
+    if not source or "://" in source or Path(source).is_file():
+        return False
+    place, path = Path(source).resolve(), path.resolve()
+    if place.is_dir():
+        return path.is_relative_to(place) and _would_find(place, glob, path)
+    is_match = re.compile(glob_translate(str(place))).match
+    return bool(is_match(str(path))) or any(
+        _would_find(each, glob, path) for each in path.parents if is_match(str(each))
+    )
+
+
+def _would_find(directory: Path, glob: str, path: Path) -> bool:
+    """Tell whether a file would be found in a directory that is above it."""
+    relative = path.relative_to(directory)
+    is_hidden = any(part.startswith(".") for part in relative.parts)
+    if is_hidden > _sees_hidden(glob) or not re.match(glob_translate(glob), str(relative)):
+        return False
+    if not path.name.startswith("_") or not directory.is_dir():
+        return True
+    return any(each.is_directory for each in locate(str(directory), glob))
 
 
 def _open_up(location: Location, glob: str) -> list[Location]:
@@ -94,12 +125,16 @@ def find(directory: Location, glob: str) -> list[tuple[str, dict[str, Any]]]:
     """
     # `walk` can be told to raise at a directory it may not list; `find` would pass over it.
     walk = directory.filesystem.walk(directory.path, detail=True, on_error="raise")
-    hidden = any(part.startswith(".") for part in glob.split("/"))
-    entries = (entry for files in _see(walk, hidden=hidden) for entry in files.values())
+    entries = (entry for files in _see(walk, hidden=_sees_hidden(glob)) for entry in files.values())
     above = len(directory.path.rstrip("/")) + 1
     paths = ((entry["name"][above:], entry) for entry in entries)
     matches = re.compile(glob_translate(glob)).match
     return sorted((item for item in paths if matches(item[0])), key=lambda item: item[0])
+
+
+def _sees_hidden(glob: str) -> bool:
+    """Tell whether a glob names files or directories that begin with a dot."""
+    return any(part.startswith(".") for part in glob.split("/"))
 
 
 def _see(walk: Iterator[Any], *, hidden: bool) -> Iterator[dict[str, dict[str, Any]]]:

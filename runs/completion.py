@@ -1,22 +1,37 @@
 """A request brought to its end: embedded unless it is already, or its failed chunks tried again."""
 
+import re
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from embedfarm.collector.manifest import Manifest, OutputError
+from embedfarm.collector.manifest import (
+    CHANGES_FILE,
+    ERRORS_FILE,
+    IDS_FILE,
+    MANIFEST_FILE,
+    SAMPLE_FILE,
+    Manifest,
+    OutputError,
+)
+from embedfarm.collector.sinks import sink_kind
 from embedfarm.collector.store_export import ExportReport
 from embedfarm.contract.scheduling_terms import USUAL, Terms
+from embedfarm.readers.directory import would_take
 from embedfarm.runs.ending import tidy
 from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.retry import retry_failed
 from embedfarm.runs.run import Run, Show
+from embedfarm.runs.skipped_rows import SKIPPED_FILE
 from embedfarm.runs.store_feed import Destination, StoreFeed
 from embedfarm.runs.versions import pin_versions
+
+LISTS: Final = (MANIFEST_FILE, ERRORS_FILE, SKIPPED_FILE, CHANGES_FILE, SAMPLE_FILE)
+"""Files of outputs that hold no vectors, and that somebody may take for rows or documents."""
 
 
 class CompletedOutput(NamedTuple):
@@ -59,11 +74,13 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
         to: A vector store that gets the vectors as well.
 
     Raises:
-        OutputError: Parts are to be taken by reference, and nothing is reused.
+        OutputError: Parts are to be taken by reference, and nothing is reused; or the output would
+            be in its own corpus.
         Interrupted: `stop` was set; the same call goes on from there.
         EmbedfarmError: The request cannot be done; see `Run.embed`, `retry_failed` and
             `StoreExport.finish`.
     """
+    check_apart(request, place.out)
     if place.by_reference and not reuse:
         raise OutputError("--by-reference takes parts of an output that --reuse names")
     if to is not None:
@@ -90,3 +107,19 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
             return CompletedOutput(retry_failed(request, place, embed), before)
         known = reuse if reuse or deduplicate else None
         return CompletedOutput(Run(request, place, show, stop, terms, known).embed(), before)
+
+
+def check_apart(request: Request, out: Path) -> None:
+    """Refuse an output whose files would be of its own corpus when that is read once more.
+
+    Raises:
+        OutputError: They would.
+    """
+    ids = [IDS_FILE] if re.fullmatch(sink_kind(request.sink).files, IDS_FILE) else []
+    files = [out / name for name in (f"part-{0:012}.{request.sink}", *ids, *LISTS)]
+    for source in request.sources:
+        if any(would_take(source, request.options.glob, file) for file in files):
+            raise OutputError(
+                f"{out} would be in its own corpus, {source}, and be read with it: choose an --out "
+                "elsewhere; an output that is begun already can be moved there"
+            )
