@@ -5,8 +5,8 @@ the wanted fields by another delimiter only, that one is meant.
 """
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import BinaryIO, Final
 
 from embedfarm.readers.fields import Fields
@@ -36,8 +36,8 @@ def read(
     kept = columns_of_csv(fields)
 
     def rows(cursor: Cursor) -> Iterator[Item]:
-        lines = _lines(file, name, cursor, begin.offset)
-        yield from _items(_read_rows(lines, used, cursor.line), header, name, fields, kept)
+        lines = _Lines(file, name, cursor, begin.offset)
+        yield from _items(_read_rows(lines, used), header, name, fields, kept)
 
     yield from rows(cursor) if kept is None else kept.ahead(rows, cursor)
 
@@ -67,10 +67,11 @@ def _begin(
 ) -> tuple[list[str], str]:
     """Read a file up to its header; return that, and the delimiter."""
     csv.field_size_limit(LINE_BYTES_MAX)
-    lines = _lines(file, name, cursor)
-    first = list(_upto_header(lines))
-    used = _find_delimiter(first[-1], fields.names, delimiter) if first else delimiter
-    return _header(_read_rows(chain(first, lines), used, 0), name), used
+    lines = _Lines(file, name, cursor)
+    first = next((line for line in lines if line.strip()), "")
+    lines.go_back(0)
+    used = _find_delimiter(first, fields.names, delimiter)
+    return _header(_read_rows(lines, used), name), used
 
 
 def _items(
@@ -100,21 +101,50 @@ def _items(
                 yield fields.row(values)
 
 
-def _lines(file: BinaryIO, name: str, cursor: Cursor, read_bytes: int = 0) -> Iterator[str]:
-    """Yield the lines from the cursor on; bytes that are not UTF-8 pass as surrogates.
+class _Lines:
+    """The lines of a file from the cursor on, of which those of one row can be read once more.
 
-    So they cost their own row only.
+    Bytes that are not UTF-8 pass as surrogates, so that they cost their own row only.
     """
-    for _, line in number_lines(file, name, cursor, read_bytes):
-        yield line.decode("utf-8", "surrogateescape")
 
+    def __init__(self, file: BinaryIO, name: str, cursor: Cursor, read_bytes: int = 0) -> None:
+        self.cursor = cursor
+        self._file = number_lines(file, name, cursor, read_bytes)
+        self._again = io.BytesIO()
+        self._before = cursor.line
+        self._row = bytearray()
 
-def _upto_header(lines: Iterator[str]) -> Iterator[str]:
-    """Yield blank lines, and the first one that is not blank."""
-    for line in lines:
-        yield line
-        if line.strip():
-            return
+    def __iter__(self) -> Iterator[str]:
+        for line in iter(self._again.readline, b""):
+            self.cursor.offset += len(line)
+            self.cursor.line += 1
+            self._row += line
+            yield line.decode("utf-8", "surrogateescape")
+        for _, line in self._file:
+            self._row += line
+            yield line.decode("utf-8", "surrogateescape")
+
+    def begin_row(self) -> int:
+        """Begin with a row, and return the number of its first line."""
+        self._before = self.cursor.line
+        self._row.clear()
+        return self._before + 1
+
+    def go_back(self, count: int) -> None:
+        """Go back behind the first lines of the row, so many of them, as does the cursor.
+
+        An iteration that goes on must begin anew.
+        """
+        begin = 0
+        for _ in range(count):
+            begin = self._row.find(b"\n", begin) + 1 or len(self._row)
+        rest = self._row[begin:]
+        self.cursor.offset -= len(rest)
+        self.cursor.line = self._before + count
+        if self._again.read(1):  # the row ended before what is read once more does
+            self._again.seek(-len(rest) - 1, io.SEEK_CUR)
+        else:
+            self._again = io.BytesIO(rest)
 
 
 def _find_delimiter(line: str, fields: Sequence[str], usual: str) -> str:
@@ -129,22 +159,24 @@ def _find_delimiter(line: str, fields: Sequence[str], usual: str) -> str:
     return usual
 
 
-def _read_rows(
-    lines: Iterator[str], delimiter: str, before: int
-) -> Iterator[tuple[int, list[str] | csv.Error]]:
+def _read_rows(lines: _Lines, delimiter: str) -> Iterator[tuple[int, list[str] | csv.Error]]:
     """Yield each row, or the error in its place, with the physical line on which it begins.
+
+    A quote that nothing closes takes the lines behind it for its cell. So an error costs the first
+    line alone, and a row may begin with the next one.
 
     Args:
         lines: Lines of the file.
         delimiter: What lies between cells.
-        before: Number of lines before these.
     """
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
-        line = before + reader.line_num + 1
+        line = lines.begin_row()
         try:
             row = next(reader, None)
         except csv.Error as error:
+            lines.go_back(1)
+            reader = csv.reader(lines, delimiter=delimiter, strict=True)
             yield line, error
             continue
         if row is None:

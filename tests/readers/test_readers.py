@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -33,6 +34,7 @@ from embedfarm.readers import (
     read_corpus,
     source,
 )
+from embedfarm.readers.fields import ColumnQueue
 
 TEXTS = [
     "plain",
@@ -286,6 +288,52 @@ def test_bad_delimited_rows(tmp_path: Path) -> None:
         "corpus.csv line 10: 3 columns, where the header has 2",
         "corpus.csv line 14: no row: unexpected end of data",
     ]
+
+
+STRAY = {
+    "never closed": ('2,"Hello\n3,good\n', [(5, "unexpected end of data")]),
+    "closed by another": (
+        '2,"Hello\n\n3,good\n4,"Bye\n5,"go\nod"\n6,"Hi" x\n7,"x" y\n',
+        [(number, "',' expected after '\"'") for number in (5, 8, 11, 12)],
+    ),
+    "beyond the limit": (
+        '2,"Hello\n' + "3,good\n" * 200,
+        [(5, "field larger than field limit (1000)")],
+    ),
+}
+
+
+@pytest.mark.parametrize("keep", [(), ("id:int64",)])
+@pytest.mark.parametrize(("lines", "problems"), STRAY.values(), ids=STRAY)
+def test_a_stray_quote(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: str,
+    problems: list[tuple[int, str]],
+    keep: tuple[str, ...],
+) -> None:
+    """A quote that nothing closes costs its own line; those behind it are rows, from each place on.
+
+    So no row is lost that is neither read nor named.
+    """
+    monkeypatch.setattr("embedfarm.readers.delimited.LINE_BYTES_MAX", 1000)
+    monkeypatch.setattr("embedfarm.readers.corpus.BATCH_ROWS_MAX", 1)
+    content = f'id,text\r\n0,"one\nrow"\r\n1,é\n{lines}8,last\n9,end'
+    path = write(tmp_path / "corpus.csv", b"\xef\xbb\xbf" + content.encode())
+    bad: list[BadRow] = []
+
+    def read_on(cursor: Cursor) -> list[tuple[str, Cursor]]:
+        options, columns = CorpusOptions(keep=keep), ColumnQueue() if keep else None
+        rows = read_corpus([str(path)], options, bad.append, cursor=cursor, columns=columns)
+        return [(each.texts[0], replace(cursor)) for each in rows]
+
+    found = read_on(Cursor())
+    good = [text.replace("\n", "") for text, _ in found[2:-2]]
+    assert good == ["good"] * (lines.count("good") + lines.count("go\nod"))
+    assert [text for text, _ in found[:2] + found[-2:]] == ["one\nrow", "é", "last", "end"]
+    assert [str(row) for row in bad] == [f"{path} line {n}: no row: {why}" for n, why in problems]
+    for rows, (_, place) in enumerate(found, 1):
+        assert read_on(place) == found[rows:]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
