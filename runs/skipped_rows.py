@@ -58,9 +58,10 @@ class SkippedFile:
             line = line[self._file.write(line) :]
 
     def close(self) -> None:
-        """Put the file in its place, if there is anything in it, and on the disk."""
+        """Put the file in its place and on the disk, if there is anything in it, or else none."""
         if self._file is None:
             self._partial.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
             return
         with self._file:
             sync(self._file)

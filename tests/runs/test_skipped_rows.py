@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def test_without_bad_rows_nothing_is_written(tmp_path: Path) -> None:
-    """A corpus without bad rows gets no list, and an unfinished old one is removed."""
+    """A corpus without bad rows gets no list, and those of runs before it are removed."""
     record = SkippedFile(tmp_path / "_skipped.jsonl", 0.01, threading.Event())
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "_skipped.jsonl").write_text("of rows that were bad")
     (tmp_path / "_skipped.partial").write_text("cut off")
     record.close()
     assert list(tmp_path.iterdir()) == []
