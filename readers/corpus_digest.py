@@ -70,9 +70,13 @@ def _look(
 
 
 def _facts_of(location: Location, path: str) -> tuple[Any, ...] | None:
-    """Return a local file's size, place and times of change; of others what their store says."""
+    """Return a local file's size, place and times of change; of others what their store says.
+
+    A link that leads nowhere has those of the link.
+    """
     if isinstance(location.filesystem, LocalFileSystem):
-        status = Path(path).stat()
+        file = Path(path)
+        status = file.stat(follow_symlinks=file.exists())
         return status.st_size, status.st_ino, status.st_dev, status.st_mtime_ns, status.st_ctime_ns
     info = location.filesystem.info(path)
     telling = {name: str(info[name]) for name in _TELLING if info.get(name)}

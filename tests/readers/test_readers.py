@@ -31,6 +31,7 @@ from embedfarm.readers import (
     corpus,
     directory,
     fail_on_bad_row,
+    look_at,
     read_corpus,
     source,
 )
@@ -612,6 +613,17 @@ def test_bad_files_in_a_directory(
         "truncated.gz",
     ]
     assert bad[0].startswith("docs/binary: not a readable UTF-8 text: 'utf-8' codec can't decode")
+
+
+def test_links_that_lead_nowhere_have_facts(tmp_path: Path) -> None:
+    """A corpus with a broken link, or a ring of them, is seen to change when the link leads on."""
+    write(tmp_path / "docs" / "good", "text")
+    (tmp_path / "docs" / "broken").symlink_to(tmp_path / "later")
+    (tmp_path / "docs" / "ring").symlink_to("ring")
+    before = look_at([str(tmp_path / "docs")], CorpusOptions())
+    assert look_at([str(tmp_path / "docs")], CorpusOptions()).digest == before.digest
+    write(tmp_path / "later", "here")
+    assert look_at([str(tmp_path / "docs")], CorpusOptions()).digest not in ("", before.digest)
 
 
 def test_directory_needs_a_tokenizer(tmp_path: Path) -> None:
