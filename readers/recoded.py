@@ -9,6 +9,21 @@ PIECE_BYTES: Final = 1 << 16
 NOT_OF_FILES: Final = frozenset(
     {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"}
 )
+NO_UTF_8: Final = "embedfarm.no-utf-8"
+"""Name of the error handler `_spoil`."""
+
+
+def _spoil(error: UnicodeError) -> tuple[bytes, int]:
+    """Encode bytes that stood for nothing as ones that are in no UTF-8.
+
+    The bytes themselves may be a letter of UTF-8 where two of them meet.
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return b"\xff" * (error.end - error.start), error.end
+
+
+codecs.register_error(NO_UTF_8, _spoil)
 
 
 def is_encoding(name: str) -> bool:
@@ -26,7 +41,7 @@ def canonical(encoding: str) -> str:
 
 
 def recode(file: BinaryIO, encoding: str) -> BinaryIO:
-    """Return a file's content in UTF-8; bytes that stand for nothing stay, and are no UTF-8."""
+    """Return a file's content in UTF-8; bytes that stand for nothing are no UTF-8 in it either."""
     return cast("BinaryIO", io.BufferedReader(_Recoded(file, encoding), PIECE_BYTES))
 
 
@@ -49,7 +64,7 @@ class _Recoded(io.RawIOBase):
         while not self._left and not self._ended:
             piece = self._file.read(PIECE_BYTES)
             self._ended = not piece
-            self._left = self._decoder.decode(piece, self._ended).encode(UTF_8, "surrogateescape")
+            self._left = self._decoder.decode(piece, self._ended).encode(UTF_8, NO_UTF_8)
         count = min(len(buffer), len(self._left))
         buffer[:count] = self._left[:count]
         self._left = self._left[count:]

@@ -403,6 +403,20 @@ def test_bytes_that_the_encoding_lacks(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("suffix", SPOKEN_FILES)
+def test_bytes_that_the_encoding_lacks_and_utf_8_has(tmp_path: Path, suffix: str) -> None:
+    """A row whose bytes stand for nothing is bad though they would be a letter in UTF-8."""
+    rows = {
+        "jsonl": b'{"text": "\xc1"}\n{"text": "\xd2\xae"}\n',
+        "json": b'[{"text": "\xc1"}, {"text": "\xd2\xae"}]',
+        "txt": b"\xc1\n\xd2\xae\n",
+    }
+    path = write(tmp_path / f"corpus.{suffix}", rows.get(suffix, b"text\n\xc1\n\xd2\xae\n"))
+    texts, [bad] = read_bad(path, encoding="iso8859-7")
+    assert texts == ["\N{GREEK CAPITAL LETTER ALPHA}"]
+    assert "not iso8859-7" in bad
+
+
 def test_documents_of_another_encoding(tmp_path: Path, tokenizer_file: str) -> None:
     """The documents of a directory have the encoding, and one that has not is a bad row."""
     folder = tmp_path / "notes"
