@@ -1,7 +1,7 @@
 """Rows of a database, PostgreSQL or SQLite, by a query: in batches of Arrow's, through ADBC.
 
 They come in the order of their ids, each of which is there once, so that they come in the same
-order the next time.
+order the next time. Ids that a collation of SQLite takes for equal come in that of their bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,8 +54,9 @@ def _reading(
             f"{name}: the rows of a database are those of a query (--query), in the order of their "
             "id (--id-field)"
         )
-    column = id_field.replace('"', '""')
-    statement = f'SELECT * FROM ({query.rstrip().rstrip(";")}) AS corpus ORDER BY "{column}"'  # noqa: S608 -- the query is the user's own
+    column = '"' + id_field.replace('"', '""') + '"'
+    order = f"{column}, {column} COLLATE BINARY" if url.startswith(SQLITE) else column
+    statement = f"SELECT * FROM ({query.rstrip().rstrip(';')}) AS corpus ORDER BY {order}"  # noqa: S608 -- the query is the user's own
     try:
         connection, options = _connect(url, name)
     except ImportError as error:

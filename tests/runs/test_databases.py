@@ -96,6 +96,17 @@ def test_a_killed_command_goes_on(tmp_path: Path, database: str) -> None:
     assert "finished already" in run(*words).stdout
 
 
+def test_ids_that_a_collation_takes_for_one(tmp_path: Path) -> None:
+    """Ids that differ by their case have one order; one that comes twice is found all the same."""
+    url = f"sqlite:///{tmp_path}/corpus.db"
+    change(url, "CREATE TABLE docs (id TEXT COLLATE NOCASE, body TEXT)")
+    change(url, "INSERT INTO docs VALUES ('b', 'b'), ('a', 'a'), ('A', 'A'), ('C', 'C')")
+    assert read(url, "SELECT * FROM docs") == ["A", "a", "b", "C"]
+    change(url, "INSERT INTO docs VALUES ('a', 'other')")
+    with pytest.raises(CorpusError, match="'id' is 'a' in two rows"):
+        read(url, "SELECT * FROM docs")
+
+
 @pytest.mark.parametrize(
     ("query", "options", "problem"),
     [
