@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 _BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
@@ -40,32 +41,31 @@ def _runs(places: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 
 def _same(column: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
-    if column.equals(other):
-        return True
-    return bool(_values(column).equals(_values(other)))
+    return bool(column.equals(other)) or all(
+        mine.equals(theirs) for mine, theirs in zip(_leaves(column), _leaves(other), strict=True)
+    )
 
 
-def _values(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without dictionaries, and with the bits of its floats as integers."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    chunks = [chunk.cast(kind).view(_in_bits(kind)) for chunk in column.chunks]
-    return pa.chunked_array(chunks, _in_bits(kind))
+def _leaves(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+    """Yield columns of numbers and strings; they are the same only if the column is."""
+    return map(pa.chunked_array, zip(*map(_parts, column.chunks), strict=True))
 
 
-def _in_bits(kind: pa.DataType) -> pa.DataType:
-    """Return a type with an integer of the same size for each float in it."""
-    types = pa.types
-    if types.is_floating(kind):
-        return _BITS[kind.bit_width]
-    views = types.is_list_view(kind) or types.is_large_list_view(kind)
-    if not types.is_nested(kind) or types.is_union(kind) or views:
-        return kind
-    inner = [kind.field(place) for place in range(kind.num_fields)]
-    fields = [field.with_type(_in_bits(field.type)) for field in inner]
-    if types.is_struct(kind):
-        return pa.struct(fields)
-    if types.is_map(kind):
-        return pa.map_(*fields[0].type)
-    if types.is_fixed_size_list(kind):
-        return pa.list_(fields[0], kind.list_size)
-    return pa.large_list(fields[0]) if types.is_large_list(kind) else pa.list_(fields[0])
+def _parts(array: pa.Array) -> Iterator[pa.Array]:
+    """Yield what an array is made of: values instead of dictionaries, and the bits of floats."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        yield from _parts(array.dictionary_decode())
+    elif pa.types.is_map(kind):
+        yield from _parts(array.view(pa.list_(kind.field(0))))
+    elif isinstance(kind, pa.BaseExtensionType):
+        yield from _parts(array.storage)
+    elif pa.types.is_struct(kind):
+        yield array.is_valid()
+        for field in array.flatten():
+            yield from _parts(field)
+    elif pa.types.is_nested(kind) and hasattr(array, "flatten"):  # lists of all kinds
+        yield pc.list_value_length(array)
+        yield from _parts(array.flatten())
+    else:
+        yield array.view(_BITS[kind.bit_width]) if pa.types.is_floating(kind) else array

@@ -109,8 +109,7 @@ def _encodings(kept: pa.Table | None) -> dict[str, Any]:
     """Return how columns are encoded: those of a corpus as usual, and ours as they are."""
     if kept is None:
         return {"compression": "none", "use_dictionary": False, "write_statistics": ["index"]}
-    pq.write_table(kept.schema.empty_table(), empty := pa.BufferOutputStream())
-    schema = pq.ParquetFile(empty.getvalue()).schema
+    schema = _empty_file(kept.schema).schema
     leaves = [schema.column(place).path for place in range(len(schema.names))]
     return {
         "compression": dict.fromkeys(leaves, _KEPT_COMPRESSION),
@@ -118,6 +117,20 @@ def _encodings(kept: pa.Table | None) -> dict[str, Any]:
         "dictionary_pagesize_limit": _DICTIONARY_BYTES_MAX,
         "write_statistics": ["index", *leaves],
     }
+
+
+def given_back(field: pa.Field) -> pa.Field | None:
+    """Return a column as it is read again once it was written; None if there is no writing it."""
+    try:
+        return _empty_file(pa.schema([field])).schema_arrow.field(0)
+    except (pa.ArrowException, OSError):  # the latter for strings of no bytes; no disk is asked
+        return None
+
+
+def _empty_file(schema: pa.Schema) -> pq.ParquetFile:
+    """Return a file in memory that has columns and no row."""
+    pq.write_table(schema.empty_table(), file := pa.BufferOutputStream())
+    return pq.ParquetFile(file.getvalue())
 
 
 def _embedding(matrix: Matrix) -> pa.FixedSizeListArray:

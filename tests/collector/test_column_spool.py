@@ -137,6 +137,46 @@ def test_columns_that_become_others(tmp_path: Path) -> None:
         spool.put(other.to_batches()[0])
 
 
+TAGS = pa.dictionary(pa.int16(), pa.string())
+NUMBER = {"name": "a", "number": float("nan")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.list_(TAGS), [["a", "b"], ["b"], None, ["a", None], [], ["a"]]),
+        (pa.large_list(TAGS), [["a", "b"], ["b"], None, ["a", None], [], ["a"]]),
+        (pa.list_view(TAGS), [["a", "b"], ["b"], None, ["a", None], [], ["a"]]),
+        (pa.list_view(pa.float64()), [[float("nan")], [2.0], None, [], [float("nan")], [-0.0]]),
+        (
+            pa.fixed_shape_tensor(pa.float32(), [2]),
+            [[float("nan"), 1.0], [2.0, 1.0], None, [0.0, 1.0], [1.0, 0.0], [float("nan")] * 2],
+        ),
+        (pa.list_(TAGS, 2), [["a", "b"], ["b", "a"], None, ["a", None], ["c", "a"], ["d", "d"]]),
+        (pa.map_(TAGS, TAGS), [[("a", "b")], [("b", None)], None, [("a", "a")], [], [("c", "b")]]),
+        (
+            pa.struct([("name", TAGS), ("number", pa.float64())]),
+            [NUMBER, {"name": "b"}, {}, None, NUMBER, {"name": "c", "number": -0.0}],
+        ),
+        (
+            pa.list_(pa.struct([("name", TAGS), ("number", pa.float64())])),
+            [[NUMBER, None], [{"name": "b"}], None, [], [NUMBER], [None]],
+        ),
+    ],
+    ids=str,
+)
+def test_values_count_and_not_dictionaries(kind: pa.DataType, values: list[object]) -> None:
+    """Values are the same in any dictionaries, however deep; another one is another."""
+    pieces = [pa.array(values[start : start + 2], kind) for start in (0, 2, 4)]
+    whole, split = pa.array(values, kind), pa.chunked_array(pieces)
+    assert same_rows(pa.table({"c": whole}), pa.table({"c": split}))
+    assert same_rows(pa.table({"c": whole}).slice(1), pa.table({"c": split}).slice(1))
+    for place, other in ((0, 1), (2, 3), (5, 4)):
+        changed = [*values]
+        changed[place] = values[other]
+        assert not same_rows(pa.table({"c": pa.array(changed, kind)}), pa.table({"c": split}))
+
+
 def parts_of(bounds: Sequence[int]) -> list[Part]:
     """Return parts with these bounds."""
     return [

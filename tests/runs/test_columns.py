@@ -226,6 +226,70 @@ def test_refused(
     assert not (tmp_path / "out").exists()
 
 
+def write_stream(path: Path, texts: Sequence[str], columns: Sequence[pa.StructArray]) -> Path:
+    """Write a corpus of Arrow's stream format, a batch for each of some columns called `c`."""
+    rows, start = [], 0
+    for column in columns:
+        text = pa.array(texts[start : start + len(column)])
+        rows.append(pa.record_batch([text, column], ["text", "c"]))
+        start += len(column)
+    with pa.ipc.new_stream(path, rows[0].schema) as stream:
+        for batch in rows:
+            stream.write_batch(batch)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (pa.timestamp("s"), "has no timestamp[s], and would give back timestamp[ms]"),
+        (pa.time32("s"), "has no time32[s], and would give back time32[ms]"),
+        (pa.date64(), "has no date64[ms], and would give back date32[day]"),
+        (
+            pa.dictionary(pa.int8(), pa.float64()),
+            "has no dictionary<values=double, indices=int8, ordered=0>, and would give back double",
+        ),
+        (pa.struct([("x", pa.timestamp("s"))]), "would give back struct<x: timestamp[ms]>"),
+        (pa.month_day_nano_interval(), "has no month_day_nano_interval; name the others"),
+        (pa.struct([]), "has no struct<>; name the others"),
+    ],
+    ids=str,
+)
+def test_types_that_parquet_has_not(
+    tmp_path: Path, kind: pa.DataType, sentence: str, shared_farm: tuple[str, ...]
+) -> None:
+    """A column that would come back in another type is refused before anything is read."""
+    column = pa.array([None], kind)
+    corpus = write_stream(tmp_path / "corpus.arrow", ["a"], [column])
+    words = ("embed", corpus, "--out", tmp_path / "out", *shared_farm)
+    done = run(*words, "--keep", "all")
+    assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
+    assert "column 'c' cannot be kept" in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert run(*words, "--keep", "text").returncode == 0
+
+
+def test_dictionaries_in_columns_survive_kills(tmp_path: Path) -> None:
+    """Batches of a stream have dictionaries of their own, also in lists, and a run goes on."""
+    out, texts, columns = tmp_path / "out", list(texts_of(COUNT)), []
+    for start in range(0, COUNT, 70):
+        names = pa.array([f"{n % 7} of {start}" for n in range(start, min(start + 70, COUNT))])
+        tags = pa.ListArray.from_arrays(
+            pa.array(range(len(names) + 1), pa.int32()), names.dictionary_encode()
+        )
+        columns.append(pa.StructArray.from_arrays([names.dictionary_encode(), tags], ["s", "l"]))
+    corpus = write_stream(tmp_path / "corpus.arrow", texts, columns)
+    words = (corpus, "--keep", "c", "--model", f"null:{DIMENSIONS}:20000", *MODEL[2:])
+    embedding = Embedding(words, out, SMALL_PARTS)
+    embedding.wait_for_parts(2)
+    embedding.kill()
+    corpus.touch()
+    assert Embedding(words, out, SMALL_PARTS).wait() == 0
+    check(out, pa.table({"text": texts, "c": pa.chunked_array(columns)}))
+    corpus.touch()
+    assert "finished already" in run("embed", *words, "--out", out).stdout
+
+
 def test_columns_of_arrow(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """Columns of an Arrow file are kept as those of Parquet are, after a retry, too."""
     table, corpus, out = table_of(500), tmp_path / "corpus.arrow", tmp_path / "out"
