@@ -10,7 +10,8 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -46,14 +47,21 @@ class Validators(msgspec.Struct, frozen=True):
 UNKNOWN: Final = Validators()
 
 
-def place_of(url: Url, out: Path) -> Path:
-    """Return the path of an output's corpus; its name ends as the URL's path does.
+def places_of(urls: Iterable[Url], out: Path) -> dict[Url, Path]:
+    """Return the path of each file of an output's corpus; its name ends as the URL's path does.
 
-    Another signature of the same URL gives the same path.
+    Other signatures of the same URLs give the same paths. Of URLs that differ in nothing but what
+    may be a signature, each has a path of its own, by their order.
     """
-    name = _ODD.sub("_", url.path.rpartition("/")[2]).lstrip(".")[-NAME_CHARACTERS_MAX:]
-    key = hashlib.sha256(name_source(str(url)).encode()).hexdigest()[:16]
-    return out / DIRECTORY / key / (name or "corpus")
+    places: dict[Url, Path] = {}
+    alike: Counter[str] = Counter()
+    for url in dict.fromkeys(urls):
+        name = _ODD.sub("_", url.path.rpartition("/")[2]).lstrip(".")[-NAME_CHARACTERS_MAX:]
+        key = hashlib.sha256(name_source(str(url)).encode()).hexdigest()[:16]
+        alike[key] += 1
+        directory = key if alike[key] == 1 else f"{key}-{alike[key]}"
+        places[url] = out / DIRECTORY / directory / (name or "corpus")
+    return places
 
 
 def fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> None:

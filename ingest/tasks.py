@@ -29,7 +29,7 @@ from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.contract.stored_results import check_place
 from embedfarm.ingest.allow_list import PathRefused, allow, allow_source, allow_url, is_url
 from embedfarm.ingest.child_command import CommandFailed, check_stop, run_command
-from embedfarm.ingest.downloads import fetch, place_of
+from embedfarm.ingest.downloads import fetch, places_of
 from embedfarm.ingest.job_directories import OUTPUT, directory_of, remove_old
 from embedfarm.ingest.job_limits import limit
 from embedfarm.ingest.openai_files import BATCH_INPUT, complete_batch
@@ -309,10 +309,11 @@ def _fetch(
     look: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """Return a corpus's files and directories; URLs are first fetched to below `out`."""
+    places = places_of((each for each in sources if isinstance(each, Url)), out)
     paths = []
     for source in sources:
         if isinstance(source, Url):
-            path = allow(str(place_of(source, out)), settings.task_roots)
+            path = allow(str(places[source]), settings.task_roots)
             try:
                 fetch(source, path, settings, DownloadProgress(look))
             except RequestFailed:

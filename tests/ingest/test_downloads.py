@@ -9,8 +9,8 @@ import pytest
 
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import allow_url
-from embedfarm.ingest.downloads import fetch, place_of
-from embedfarm.ingest.outbound import RequestFailed, UrlRefused
+from embedfarm.ingest.downloads import fetch, places_of
+from embedfarm.ingest.outbound import RequestFailed, UrlRefused, parse_url
 from tests.ingest.loopback_server import Neighbour, Reply, Request
 
 BODY = b"a river\n" * 30_000
@@ -29,7 +29,7 @@ class Library:
         chosen = {"ingest_urls": [f"{self.neighbour.url}/data"], "outbound_hosts": ["127.0.0.1"]}
         settings = Settings.model_validate(chosen | limits)
         url = allow_url(self.neighbour.url + path, settings.ingest_urls)
-        place = place_of(url, self.out)
+        place = places_of([url], self.out)[url]
         fetch(url, place, settings, self.sizes.append)
         return place
 
@@ -57,6 +57,25 @@ def test_a_file_of_its_own(library: Library) -> None:
     assert library.sizes[-1] == len(BODY)
     assert {name.name for name in first.parent.iterdir()} == {first.name, ".facts.json", ".lock"}
     assert library.neighbour.requests[0].headers["accept-encoding"] == "identity"
+
+
+def test_places_of_one_job(tmp_path: Path) -> None:
+    """URLs that differ only in what may be a credential have places of their own, in their order.
+
+    Signed anew they have the same places, and so has a URL that is named twice.
+    """
+
+    def places(*queries: str) -> list[Path]:
+        urls = [parse_url(f"https://h/a.jsonl?{query}") for query in queries]
+        found = places_of(urls, tmp_path)
+        return [found[url] for url in urls]
+
+    first, second, third = places("author=alice", "author=bob", "part=2")
+    assert len({first, second, third}) == 3
+    assert {each.name for each in (first, second, third)} == {"a.jsonl"}
+    assert places("author=alice") == [first]
+    assert places("author=c", "author=d", "part=2") == [first, second, third]
+    assert places("author=alice", "author=bob", "author=alice") == [first, second, first]
 
 
 @pytest.mark.parametrize("heeded", [True, False])

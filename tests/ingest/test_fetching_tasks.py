@@ -110,6 +110,26 @@ def test_a_changed_corpus_of_the_same_size(
     check_output(Path(out), texts, 16)
 
 
+def test_urls_that_differ_in_one_argument(door: Door, neighbour: Neighbour, tmp_path: Path) -> None:
+    """All files of a corpus are embedded, also where only what may be a credential differs."""
+    texts = {"alice": ["a river", "a lake"], "bob": ["a hill", "a mountain", "a valley"]}
+
+    def answer(request: Request) -> Reply:
+        lines = [json.dumps({"text": text}) for text in texts[request.path.partition("=")[2]]]
+        return Reply(body="\n".join(lines).encode())
+
+    neighbour.answer = answer
+    urls = [f"{neighbour.url}/data/all.jsonl?author={name}" for name in texts]
+    out = tmp_path / "out"
+    first = door.enqueue("embed_corpus", urls, str(out), model="null:16")
+    check = door.enqueue("reconcile", str(out), urls)
+    with door.ingest(**outbound(neighbour)), door.work():
+        wait_for(check, "finished")
+    assert returned(first)["count"] == 5
+    assert returned(check)["problems"] == []
+    check_output(out, [*texts["alice"], *texts["bob"]], 16)
+
+
 def test_a_webhook_is_told(door: Door, neighbour: Neighbour, tmp_path: Path) -> None:
     """A webhook is told the end of each job, good or bad, under one id; failed notices are resent.
 
