@@ -29,6 +29,8 @@ from embedfarm.ingest.task_job import FAILURE_SECONDS, RESULT_SECONDS
 from embedfarm.ingest.tasks import QUEUE, TASKS
 
 MEMORY_SECONDS: Final = 400 * 86400  # longer than a year, which a cron expression may wait
+AHEAD_SECONDS_MAX: Final = 3600
+"""Time by which clocks may differ; a run that was noted further ahead counts for none."""
 NONE: Final = -1  # no time that is known
 RETRY_INTERVALS: Final = (5, 30, 120)
 
@@ -102,12 +104,14 @@ class Timetable:
         name = identify(entry)
         key = wire.recurring_key(name)
         kept = cast("bytes | None", self._client.get(key))
-        newest = read_number(kept, NONE)
+        newest, latest = read_number(kept, NONE), int(now) + AHEAD_SECONDS_MAX
         if newest == NONE and kept is not None:
             name_once(key, "no Unix time")
-        if NONE < newest < due:
+        elif newest > latest:
+            name_once(key, f"{newest} is more than an hour ahead, as by a clock that was wrong")
+        elif NONE < newest < due:
             self._enqueue(entry, f"{entry.task}-{name}-{due}")
-        self._advance(keys=[wire.INGEST, key], args=[fence, due, MEMORY_SECONDS])
+        self._advance(keys=[wire.INGEST, key], args=[fence, due, MEMORY_SECONDS, latest])
 
     def _enqueue(self, entry: Recurring, job: str) -> None:
         try:

@@ -144,7 +144,7 @@ def enqueue_everything(client: redis.Redis) -> None:
     """Write the keys that the ingest role keeps beside RQ's own."""
     elect, advance = (client.register_script(wire.script(each)) for each in ("elect", "advance"))
     fence = elect(keys=[wire.INGEST, wire.INGEST_FENCE], args=["token", 60_000])
-    advance(keys=[wire.INGEST, wire.recurring_key("asked")], args=[fence, 1, 60])
+    advance(keys=[wire.INGEST, wire.recurring_key("asked")], args=[fence, 1, 60, 1])
 
 
 def log_everything(client: redis.Redis) -> None:

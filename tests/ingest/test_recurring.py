@@ -70,9 +70,39 @@ def test_who_lost_the_lock_notes_nothing(timetables: list[Timetable], client: re
     key = wire.recurring_key(identify(HOURLY))
     before = client.get(key)
     advance: Any = one._advance
-    assert advance(keys=[wire.INGEST, key], args=[99, DAY + HOUR, 60]) == 0
-    assert advance(keys=[wire.INGEST, key], args=[1, 5, 60]) == 1
+    assert advance(keys=[wire.INGEST, key], args=[99, DAY + HOUR, 60, DAY + HOUR]) == 0
+    assert advance(keys=[wire.INGEST, key], args=[1, 5, 60, DAY]) == 1
     assert client.get(key) == before
+
+
+def test_a_clock_that_was_ahead_silences_no_job(
+    timetables: list[Timetable], client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that a wrong clock has noted far ahead counts for none, and the log says so."""
+    one, other = timetables
+    one.tick(DAY)
+    one.tick(DAY + 400 * 24 * HOUR)
+    wrong = job_id(DAY + 400 * 24 * HOUR - 1800)
+    assert queued(client) == [wrong]
+    client.delete(wire.INGEST)
+    other.tick(DAY + 1)
+    assert "more than an hour ahead" in caplog.text
+    for now in (DAY + 1801, DAY + 1802, DAY + HOUR + 1801):
+        other.tick(now)
+    assert queued(client) == [wrong, job_id(DAY + 1800), job_id(DAY + HOUR + 1800)]
+
+
+def test_a_clock_that_is_a_little_behind(timetables: list[Timetable], client: redis.Redis) -> None:
+    """A process that takes over with a clock some minutes behind repeats nothing."""
+    one, other = timetables
+    one.tick(DAY)
+    one.tick(DAY + 1801)
+    noted = client.get(wire.recurring_key(identify(HOURLY)))
+    client.delete(wire.INGEST, "rq:queue:embedfarm", f"rq:job:{job_id(DAY + 1800)}")
+    for now in (DAY + 1200, DAY + 1801, DAY + 1802):
+        other.tick(now)
+        assert client.get(wire.recurring_key(identify(HOURLY))) == noted
+    assert queued(client) == []
 
 
 @pytest.mark.parametrize("entry", [("61 * * * *", "cleanup"), ("* * * * *", "os.system")])
