@@ -28,6 +28,7 @@ from embedfarm.ingest.outbound import RequestFailed, Url, header, send
 
 DIRECTORY: Final = ".corpus"  # in an output directory
 FACTS_FILE, LOCK_FILE = ".facts.json", ".lock"
+ASIDE_DIRECTORY: Final = ".aside"  # beside a copy, for what a check compares
 REDIRECTS_MAX: Final = 5
 MOVED: Final = frozenset({301, 302, 303, 307, 308})
 OK, UNCHANGED = 200, 304
@@ -64,34 +65,66 @@ def places_of(urls: Iterable[Url], out: Path) -> dict[Url, Path]:
     return places
 
 
-def fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> None:
+def fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> Path:
     """Fetch the resource at a URL to `path`, unless an unchanged copy is there already.
 
     Where the server sends neither ETag nor Last-Modified, it is fetched and compared with that.
 
     Args:
         url: URL below one of `ingest_urls`.
-        path: Path of the file; what its directory has beside it belongs to this function.
+        path: Path of the file; what its directory has beside it belongs to this module.
         settings: Limits, and the URLs that redirects may lead to.
         watch: Called with the number of bytes that have come, after each piece.
+
+    Returns:
+        That path.
 
     Raises:
         UrlRefused: The address is not public, or a redirect leads to where nothing is allowed.
         RequestFailed: The file cannot be had now, is too large, takes too long, or is being
             fetched already.
     """
+    with _locked(url, path):
+        return _fetch(url, path, path, settings, watch)
+
+
+@contextmanager
+def fetch_aside(
+    url: Url, path: Path, settings: Settings, watch: Callable[[int], object]
+) -> Iterator[Path]:
+    """Yield the path of what is at a URL now; arguments and errors are those of `fetch`.
+
+    An unchanged copy at `path` is yielded itself. One that has changed since stays, and what the
+    URL has now is elsewhere, until the end of the block.
+    """
+    if not path.exists():
+        yield fetch(url, path, settings, watch)
+        return
+    aside = path.parent / ASIDE_DIRECTORY / path.name
+    with _locked(url, aside):
+        try:
+            yield _fetch(url, path, aside, settings, watch)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(url: Url, path: Path) -> Iterator[None]:
+    """Let nobody else fetch to a path."""
     make_private(path.parent)
     with (path.parent / LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RequestFailed(f"{url.place} is being fetched for {path} already") from error
-        _fetch(url, path, settings, watch)
+        yield
 
 
-def _fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], object]) -> None:
-    note = path.parent / FACTS_FILE
-    known = _read_facts(note) if path.exists() else UNKNOWN
+def _fetch(
+    url: Url, path: Path, target: Path, settings: Settings, watch: Callable[[int], object]
+) -> Path:
+    """Fetch to `target`, and return it; return `path` instead if the copy there is unchanged."""
+    known = _read_facts(path.with_name(FACTS_FILE)) if path.exists() else UNKNOWN
     asked = _conditions(known)
     with _follow(url, asked, settings) as response:
         found = Validators(
@@ -100,11 +133,13 @@ def _fetch(url: Url, path: Path, settings: Settings, watch: Callable[[int], obje
             _read_size(header(response, "content-length")),
         )
         if asked and (response.status == UNCHANGED or found == known):  # a size alone tells nothing
-            return
+            return path
         _check(url, response, found.size, settings)
+        note = target.with_name(FACTS_FILE)
         note.unlink(missing_ok=True)
-        size = _save(response, path, settings.fetch_bytes_max, watch)
+        size = _save(response, target, settings.fetch_bytes_max, watch)
     note.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, size=size)))
+    return target
 
 
 def _read_facts(note: Path) -> Validators:

@@ -11,7 +11,7 @@ goes on where it was, or finds its work done. Paths must be below the settings `
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from embedfarm.contract.status import JobGone, JobStatus
 from embedfarm.contract.stored_results import check_place
 from embedfarm.ingest.allow_list import PathRefused, allow, allow_source, allow_url, is_url
 from embedfarm.ingest.child_command import CommandFailed, check_stop, run_command
-from embedfarm.ingest.downloads import fetch, places_of
+from embedfarm.ingest.downloads import fetch, fetch_aside, places_of
 from embedfarm.ingest.job_directories import OUTPUT, directory_of, remove_old
 from embedfarm.ingest.job_limits import limit
 from embedfarm.ingest.openai_files import BATCH_INPUT, complete_batch
@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 Scalar = str | int | float | bool
 Option = Scalar | list[str]
 Report = dict[str, Any]
+Fetch = Callable[[Url, Path, Settings, Callable[[int], object]], Path]
 
 
 class OptionRefused(ValueError):
@@ -153,7 +154,8 @@ def export(out: str, to: str, format: str = "npy") -> Report:  # noqa: A002 -- a
 def reconcile(out: str, corpus: str | list[str]) -> Report:
     """Compare an output with its corpus: a finished one by its manifest, another one on the farm.
 
-    What the server has lost of an unfinished output is sent again out of the corpus.
+    What the server has lost of an unfinished output is sent again out of the corpus. The copy of a
+    corpus that was fetched stays as it is, whatever its URL has now.
 
     Returns:
         For a finished output "problems": each has a "file", and a sentence as its "problem"; none
@@ -172,8 +174,12 @@ def reconcile(out: str, corpus: str | list[str]) -> Report:
         return _run(["reconcile", "--json", "--", job], settings, 1)
     sources = _sources(corpus, settings)
     begin(f"compare {directory} with {_names(sources)}")
-    against = [f"--against={source}" for source in _fetch(sources, directory, settings)]
-    return _run(["verify", *against, "--json", "--", str(directory)], settings, 1)
+    with ExitStack() as fetched:
+        names = _fetch(
+            sources, directory, settings, get=lambda *w: fetched.enter_context(fetch_aside(*w))
+        )
+        against = [f"--against={name}" for name in names]
+        return _run(["verify", *against, "--json", "--", str(directory)], settings, 1)
 
 
 def cleanup(seconds: float = DAY_SECONDS) -> Report:
@@ -307,22 +313,19 @@ def _fetch(
     out: Path,
     settings: Settings,
     look: Callable[[], object] = lambda: None,
+    get: Fetch = fetch,
 ) -> list[str]:
-    """Return a corpus's files and directories; URLs are first fetched to below `out`."""
+    """Return a corpus's files and directories; URLs are first fetched to below `out`, by `get`."""
     places = places_of((each for each in sources if isinstance(each, Url)), out)
-    paths = []
-    for source in sources:
-        if isinstance(source, Url):
-            path = allow(str(places[source]), settings.task_roots)
-            try:
-                fetch(source, path, settings, DownloadProgress(look))
-            except RequestFailed:
-                check_stop()  # it was not asked while the server was silent
-                raise
-            paths.append(str(path))
-        else:
-            paths.append(str(source))
-    return paths
+    fetched: dict[Path | Url, Path] = {}
+    for url, place in places.items():
+        path = allow(str(place), settings.task_roots)
+        try:
+            fetched[url] = get(url, path, settings, DownloadProgress(look))
+        except RequestFailed:
+            check_stop()  # it was not asked while the server was silent
+            raise
+    return [str(fetched.get(each, each)) for each in sources]
 
 
 def option_words(options: Mapping[str, Option], settings: Settings) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import allow_url
-from embedfarm.ingest.downloads import fetch, places_of
-from embedfarm.ingest.outbound import RequestFailed, UrlRefused, parse_url
+from embedfarm.ingest.downloads import fetch, fetch_aside, places_of
+from embedfarm.ingest.outbound import RequestFailed, Url, UrlRefused, parse_url
 from tests.ingest.loopback_server import Neighbour, Reply, Request
 
 BODY = b"a river\n" * 30_000
@@ -26,12 +26,15 @@ class Library:
 
     def fetch(self, path: str = "/data/corpus.jsonl", **limits: Any) -> Path:  # noqa: ANN401 -- what a setting takes
         """Fetch a path of the server, and return where the file is."""
+        url, settings = self.url(path, **limits)
+        place = places_of([url], self.out)[url]
+        return fetch(url, place, settings, self.sizes.append)
+
+    def url(self, path: str, **limits: Any) -> tuple[Url, Settings]:  # noqa: ANN401 -- as above
+        """Return the URL of a path of the server, and settings that allow it."""
         chosen = {"ingest_urls": [f"{self.neighbour.url}/data"], "outbound_hosts": ["127.0.0.1"]}
         settings = Settings.model_validate(chosen | limits)
-        url = allow_url(self.neighbour.url + path, settings.ingest_urls)
-        place = places_of([url], self.out)[url]
-        fetch(url, place, settings, self.sizes.append)
-        return place
+        return allow_url(self.neighbour.url + path, settings.ingest_urls), settings
 
     def asked(self) -> list[str]:
         """Return the paths that were asked for since the last call."""
@@ -101,6 +104,30 @@ def test_only_what_is_new(library: Library, name: str, *, heeded: bool) -> None:
         headers = {name: f"Sun, {day} Nov 2026 10:00:00 GMT"} if name else {}
         reply = Reply(headers=headers, body=body)
         assert library.fetch().read_bytes() == reply.body
+
+
+def test_a_copy_stays_while_it_is_compared(library: Library) -> None:
+    """What a URL has now lies aside until it was looked at; a copy that is missing is fetched."""
+    url, settings = library.url("/data/corpus.jsonl")
+    library.neighbour.answer = lambda _: Reply(headers={"etag": '"one"'}, body=BODY)
+    kept = library.fetch()
+    with fetch_aside(url, kept, settings, library.sizes.append) as same:
+        assert same == kept
+    library.neighbour.answer = lambda _: Reply(body=b"another")
+    for _ in range(2):
+        with fetch_aside(url, kept, settings, library.sizes.append) as other:
+            assert (other.name, other.read_bytes()) == (kept.name, b"another")
+            with (
+                pytest.raises(RequestFailed, match="already"),
+                fetch_aside(url, kept, settings, library.sizes.append),
+            ):
+                pass
+        assert not other.exists()
+        assert kept.read_bytes() == BODY
+    kept.unlink()
+    with fetch_aside(url, kept, settings, library.sizes.append) as now:
+        assert now == kept
+    assert kept.read_bytes() == b"another"
 
 
 def test_what_was_cut_off_is_fetched_again(library: Library) -> None:

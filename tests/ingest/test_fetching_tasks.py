@@ -110,6 +110,27 @@ def test_a_changed_corpus_of_the_same_size(
     check_output(Path(out), texts, 16)
 
 
+def test_a_check_keeps_the_corpus(door: Door, neighbour: Neighbour, tmp_path: Path) -> None:
+    """Comparing an output with a URL that has another file by now leaves the one it was made of."""
+    old, new = (
+        write_corpus(tmp_path / f"{count}.jsonl", list(texts_of(count))).read_bytes()
+        for count in (50, 60)
+    )
+    neighbour.answer = lambda _: Reply(body=old)
+    url, out = f"{neighbour.url}/data/corpus.jsonl", tmp_path / "out"
+    first = door.enqueue("embed_corpus", url, str(out), model="null:16")
+    with door.ingest(**outbound(neighbour)), door.work():
+        wait_for(first, "finished")
+        neighbour.answer = lambda _: Reply(body=new)
+        wait_for(changed := door.enqueue("reconcile", str(out), url), "finished")
+        kept = [each.read_bytes() for each in out.glob(".corpus/**/*.jsonl")]
+        neighbour.answer = lambda _: Reply(body=old)
+        wait_for(same := door.enqueue("reconcile", str(out), url), "finished")
+    assert "60" in str(returned(changed)["problems"])
+    assert kept == [old]
+    assert returned(same)["problems"] == []
+
+
 def test_urls_that_differ_in_one_argument(door: Door, neighbour: Neighbour, tmp_path: Path) -> None:
     """All files of a corpus are embedded, also where only what may be a credential differs."""
     texts = {"alice": ["a river", "a lake"], "bob": ["a hill", "a mountain", "a valley"]}
