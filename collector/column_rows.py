@@ -32,6 +32,24 @@ def same_rows(table: pa.Table, other: pa.Table) -> bool:
     )
 
 
+def unify_dictionaries(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of a table with one dictionary for each column that has them.
+
+    They come in pieces where one has no room for all values: indices of 8 bits tell 128 of them
+    apart, which may be enough for each file of a corpus and not for all.
+    """
+    try:
+        whole = table.unify_dictionaries()
+    except pa.ArrowInvalid:
+        half = table.num_rows // 2
+        if not half:
+            raise
+        yield from unify_dictionaries(table.slice(0, half))
+        yield from unify_dictionaries(table.slice(half))
+    else:
+        yield whole
+
+
 def _runs(places: NDArray[Any]) -> Iterator[tuple[int, int]]:
     """Yield where each run of consecutive places begins, and how long it is."""
     if len(places):

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from embedfarm.collector import verify as verification
+from embedfarm.collector.column_rows import unify_dictionaries
 from embedfarm.collector.manifest import Failure, Manifest, read_failures, read_manifest
 from embedfarm.collector.search import Hit, iter_columns, iter_vectors, search
 from embedfarm.collector.sinks import Vectors
@@ -122,10 +123,11 @@ class Embeddings:
         """Yield the vectors part by part, with columns `index`, `id` (if given) and `embedding`.
 
         Columns of the corpus that the output has stand before the last. Failed chunks have no row.
-        Memory holds one part.
+        Memory holds one part, which comes in pieces if one dictionary has no room for its values.
         """
         for vectors, kept in zip(iter_vectors(self.path), iter_columns(self.path), strict=True):
-            yield record_batch(vectors, kept)
+            for rows, columns in _pieces(vectors, kept):
+                yield record_batch(rows, columns)
 
     def copy_corpus(self, out: str | Path, column: str = "embedding") -> None:
         """Write a copy of the corpus, of Parquet or Arrow, with the vectors as one more column.
@@ -233,17 +235,29 @@ def open_output(path: str | Path) -> Embeddings:
 def record_batch(vectors: Vectors, kept: pa.Table | None = None) -> pa.RecordBatch:
     """Return rows as Arrow has them, with columns `index`, `id` (if given) and `embedding`.
 
-    Columns of the corpus, if there are any, stand before the last.
+    Columns of the corpus, if there are any, stand before the last, and have one dictionary each.
     """
     columns = {"index": pa.array(vectors.indices)}
     if vectors.ids is not None:
         columns["id"] = pa.array(vectors.ids)
     if kept is not None:
-        whole = kept.unify_dictionaries().combine_chunks()
+        whole = kept.combine_chunks()
         columns |= {name: _one(whole.column(name)) for name in whole.column_names}
     values = pa.array(vectors.matrix.reshape(-1))
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(values, vectors.matrix.shape[1])
     return pa.record_batch(columns)
+
+
+def _pieces(vectors: Vectors, kept: pa.Table | None) -> Iterator[tuple[Vectors, pa.Table | None]]:
+    """Yield rows with their columns of the corpus, of which each has one dictionary in a piece."""
+    if kept is None:
+        yield vectors, None
+        return
+    first = 0
+    for piece in unify_dictionaries(kept):
+        rows = slice(first, first := first + piece.num_rows)
+        ids = None if vectors.ids is None else vectors.ids[rows]
+        yield Vectors(vectors.indices[rows], ids, vectors.matrix[rows]), piece
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

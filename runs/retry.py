@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedfarm.collector.column_rows import unify_dictionaries
 from embedfarm.collector.column_spool import ColumnSpool
 from embedfarm.collector.manifest import (
     STATE_DIRECTORY,
@@ -107,7 +108,8 @@ def _write_corpus(base: Path, request: Request, out: Path, manifest: Manifest) -
         pq.ParquetWriter(file, schema.append(field)) as writer,
     ):
         for texts, table in _failed_rows(request, out, manifest, spool):
-            writer.write_table(table.append_column(field, strings(texts)))
+            for rows in unify_dictionaries(table.append_column(field, strings(texts))):
+                writer.write_table(rows)
     return request.of_texts(corpus, text, schema.names)
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedfarm.collector.column_rows import unify_dictionaries
 from embedfarm.collector.manifest import Failure, Layout, Part, Written
 from embedfarm.collector.sinks.arrow_columns import numbers, own_columns, strings
 from embedfarm.collector.sinks.part_files import keep_parts, write_part
@@ -20,6 +21,7 @@ from embedfarm.collector.sinks.part_rows import (
     check_layout,
     spread,
 )
+from embedfarm.contract.durable_files import HashingFile
 
 # Encoding vectors as they are is what keeps up with a farm: components hardly ever repeat, so
 # dictionaries, compression and statistics cost time and save nothing. Few large batches of
@@ -51,7 +53,7 @@ class Parquet:
         path = self._directory / f"part-{batch.start:012d}.parquet"
         table = _table(batch.vectors(), batch.columns)
         options = _AS_THEY_ARE | _encodings(batch.columns)
-        return write_part(path, lambda file: pq.write_table(table, file, **options))
+        return write_part(path, lambda file: _write(table, file, options))
 
     def replace(self, part: Part, batch: PartRows, original: Path) -> Written:
         """Write the file of a part anew."""
@@ -99,10 +101,17 @@ def _table(vectors: Vectors, kept: pa.Table | None) -> pa.Table:
     fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
     if kept is not None:
         fields += kept.schema
-        columns |= dict(zip(kept.column_names, kept.unify_dictionaries().columns, strict=True))
+        columns |= dict(zip(kept.column_names, kept.columns, strict=True))
     columns["embedding"] = embedding = _embedding(vectors.matrix)
     fields.append(pa.field("embedding", embedding.type, nullable=False))
     return pa.table(list(columns.values()), schema=pa.schema(fields))
+
+
+def _write(table: pa.Table, file: HashingFile, options: dict[str, Any]) -> None:
+    """Write a file of one row group, or of several where one dictionary has no room for all."""
+    with pq.ParquetWriter(file, table.schema, **options) as writer:
+        for group in unify_dictionaries(table):
+            writer.write_table(group)
 
 
 def _encodings(kept: pa.Table | None) -> dict[str, Any]:

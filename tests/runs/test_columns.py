@@ -205,6 +205,31 @@ def test_columns_of_several_files(tmp_path: Path, shared_farm: tuple[str, ...]) 
     assert not (tmp_path / "other").exists()
 
 
+def test_dictionaries_that_cannot_be_one(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
+    """Dictionaries of files that have room for their own values, and not for all, are kept."""
+    small, source, tables = pa.dictionary(pa.int8(), pa.string()), tmp_path / "corpus", []
+    source.mkdir()
+    for name in "abc":
+        kinds = pa.array([f"{name}{n % 90}" for n in range(200)]).dictionary_encode()
+        tables.append(pa.table({"text": texts_of(200), "kind": kinds.cast(small)}))
+        write(source / f"{name}.parquet", tables[-1])
+    out = tmp_path / "out"
+    words = ("embed", source, "--keep", "all", "--out", out, *shared_farm)
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    assert len(manifest(out)["parts"]) == 1
+    table = pa.concat_tables(tables)
+    check(out, table)
+    batches = pa.Table.from_batches(embedfarm.open(out).batches())
+    assert same_rows(batches.select(["kind"]), table.select(["kind"]))
+    (source / "b.parquet").touch()
+    assert "finished already" in run(*words).stdout
+    fail_chunks(out, table.column("text").to_pylist(), set(range(0, 600, 2)), table)
+    done = run(*words, "--retry-failed")
+    assert done.returncode == 0, done.stderr
+    check(out, table)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
