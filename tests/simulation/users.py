@@ -15,9 +15,10 @@ import msgspec
 from embedfarm.collector.collect import JobEnded
 from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, OutputError, read_manifest
 from embedfarm.collector.source_check import SourceChanged
+from embedfarm.collector.stored_vectors import known_places
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
-from embedfarm.contract.durable_files import sync_directory
+from embedfarm.contract.durable_files import make_directories, replacing, sync_directory
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
 from embedfarm.contract.job_spec import JobSpec
@@ -57,6 +58,7 @@ REFUSED: Final = State("two outputs with one job refused", "`JobTaken` ends a ru
 HOPELESS: Final = State("model that no worker can have", "`ModelRefused` ends a run, for good")
 LATER: Final = State("model that no worker had yet", "`ModelRefused` ends a run, for a while")
 CHANGED: Final = State("run over a changed row", "`SourceChanged` ends a run")
+COPIED: Final = State("copy of an output refused", "its original needs what both have stored")
 
 
 @dataclass
@@ -75,6 +77,7 @@ class Work:
         discarded: Whether a command has discarded the output, with the name of its job; that may
             be as it was on a server that heard nothing of it, or was brought back by a crash.
         removing: Whether the output is being removed, or was when the user's machine went down.
+        copied: Whether the output was copied, or is a copy itself.
         reuse: Finished outputs whose vectors its command may take.
         pages: The pages that a client has read of the output.
     """
@@ -93,6 +96,7 @@ class Work:
     stumbled: bool = False
     discarded: bool = False
     removing: bool = False
+    copied: bool = False
     reuse: Sequence[Path] = ()
     pages: Pages = field(default_factory=Pages)
 
@@ -133,6 +137,7 @@ class User:
     told_finished: Callable[[], None]
     role: Role | None = None
     work: Work | None = None
+    _copies: list[Work] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
 
     def program(self, stop: threading.Event) -> bool:
@@ -143,6 +148,8 @@ class User:
         work.asked_at = work.read_at = self.scene.world.now
         work.reading = False
         work.finished = (work.place.out / MANIFEST_FILE).exists()
+        if self.scene.lively and work.request.sink == "stored" and not work.finished:
+            self._copy(work)
         try:
             reuse, deduplicate = self._choose_reuse(work)
             manifest = run_embed(
@@ -161,11 +168,30 @@ class User:
         self._check(work, manifest)
         if self.over() or not (self.scene.lively and self.random.random() < AGAIN_SHARE):
             self.work = None
-        return self.over()
+        return self.over() and not self._copies
 
     # What they want.
 
+    def _copy(self, work: Work) -> None:
+        """Copy an unfinished output, once, to go on with the copy behind the original."""
+        out = work.place.out
+        if work.copied or not any(out.glob("part-*")):
+            return
+        target = out.with_name(f"{out.name}-c{next(self._numbers)}")
+        for path in sorted(out.rglob("*")):
+            there = target / path.relative_to(out)
+            if path.is_dir():
+                make_directories(there)
+            else:
+                make_directories(there.parent)
+                with replacing(there) as file:
+                    file.write(path.read_bytes())
+        work.copied = True
+        self._copies.append(replace(work, place=replace(work.place, out=target), pages=Pages()))
+
     def _next(self) -> Work:
+        if self._copies:
+            return self._copies.pop()
         some, scene = self.random, self.scene
         name = f"{self.name}-{next(self._numbers)}"
         files = [scene.directory / f"{name}.jsonl"]
@@ -288,9 +314,16 @@ class User:
                 return self._refused(work, error)
             case JobEnded() | JobRefused() | JobGone() if work.place.job_id in self.scene.steered:
                 return self._remove_job
-            case OutputError() if any(map(self._is_removed, work.reuse)):
-                return self._reuse_what_is_left
+            case OutputError():
+                return self._refused_output(work, error)
         return None
+
+    def _refused_output(self, work: Work, error: OutputError) -> Callable[[Work], None] | None:
+        """Return what to do about outputs that are not what they should be; None for no reason."""
+        if " is a copy of " in str(error):
+            COPIED.reach()
+            return self._rename
+        return self._reuse_what_is_left if any(map(self._is_removed, work.reuse)) else None
 
     def _refused(self, work: Work, error: ModelRefused) -> Callable[[Work], None] | None:
         """Return what to do when no worker embeds a job; None if there is no reason for it."""
@@ -444,7 +477,13 @@ class User:
         storage = self.scene.storage
         if storage is None:
             return []
-        return storage.left(work.begun_at, listed_names(work.place.out))
+        others = [each for each in self.scene.outputs.iterdir() if each != work.place.out]
+        needed = tuple(f"{place}/" for each in others for place in known_places(each))
+        listed = {
+            name for each in (work.place.out, *self.scene.listed) for name in listed_names(each)
+        }
+        found = storage.left(work.begun_at, listed)
+        return [each for each in found if not each.startswith(needed)]
 
     def _check_server(self, work: Work) -> None:
         """Check that nothing but the record of an ended job is left on the server.
