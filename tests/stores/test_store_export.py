@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,46 @@ def test_ids_that_repeat_are_refused(tmp_path: Path, url: str) -> None:
     )
     with pytest.raises(StoreError, match="1 chunks with the id of an earlier one"):
         export(tmp_path / "out", url)
+
+
+ODD = [
+    "a', 'b",
+    'a", "b',
+    "x'] or id not in ['y",
+    'x"] or id != "',
+    "O'Brien",
+    "\\",
+    "a\\n",
+    "a\nb\r\tc",
+]
+
+
+def test_ids_are_texts_to_a_store(tmp_path: Path, url: str) -> None:
+    """Rows go by their ids and no others do, whatever quotes or line ends these have in them."""
+    plain = {name: f"text {name}" for name in ("a", "b", "x", "y", "a\n", "a\\\\n")}
+    odd = {name: f"odd {name}" for name in ODD}
+    first = write_output(tmp_path / "first", plain | odd)
+    assert export(first, url).rows == len(plain) + len(odd)
+    second = write_output(tmp_path / "second", plain | odd, failed=[*odd.values()], before=first)
+    export(second, url)
+    assert_rows(url, plain)
+    export(write_output(tmp_path / "third", plain | odd, before=second), url)
+    assert_rows(url, plain | odd)
+    export(write_output(tmp_path / "fourth", plain), url, "delete")
+    assert_rows(url, plain)
+
+
+def test_pages_go_on_behind_any_id(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is in one page of a store, also behind an id with quotes and backslashes."""
+    monkeypatch.setattr("embedfarm.collector.stores.milvus.PAGE_ROWS", 1)
+    texts = {name: f"text {name}" for name in [*ODD, "a", "z"]}
+    export(write_output(tmp_path / "out", texts), url)
+    store = open_store(parse_address(url))
+    there = [key for page in islice(store.pages(), 2 * len(texts)) for key in page]
+    assert sorted(there) == sorted(map(store.key, texts))
+    store.close()
 
 
 def test_two_stores_at_once(tmp_path: Path) -> None:
