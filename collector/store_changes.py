@@ -35,11 +35,13 @@ class Predecessor(NamedTuple):
         directory: Directory of the output.
         exact: Whether the collection has rows of it only.
         current: Whether the output is still as it was exported.
+        failures: Its `Manifest.errors_sha256`.
     """
 
     directory: Path
     exact: bool
     current: bool
+    failures: str
 
 
 def find_predecessor(directory: Path, address: StoreAddress, token: str) -> Predecessor | None:
@@ -54,11 +56,20 @@ def find_predecessor(directory: Path, address: StoreAddress, token: str) -> Pred
     if journal.head is None or journal.whole is None or journal.head.token != token:
         return None
     try:
-        parts = read_manifest(directory).parts
+        manifest = read_manifest(directory)
     except ManifestError:
         return None
+    parts = manifest.parts
     current = all(journal.parts.get(part.start) == confirmed_part(part) for part in parts)
-    return Predecessor(directory, journal.whole.exact, current)
+    return Predecessor(directory, journal.whole.exact, current, manifest.errors_sha256)
+
+
+def failures_now(directory: Path) -> str:
+    """Return `Manifest.errors_sha256` of an output; "" where there is no finished one any more."""
+    try:
+        return read_manifest(directory).errors_sha256
+    except ManifestError:
+        return ""
 
 
 def directory_before(out: Path, changes: Changes) -> Path:

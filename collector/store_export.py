@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.collector.digest_index import NOWHERE, DigestIndex
-from embedfarm.collector.manifest import Manifest, Part
+from embedfarm.collector.manifest import CHANGES_FILE, Manifest, Part
 from embedfarm.collector.output_reader import Chunks, OutputReader
 from embedfarm.collector.request_comparison import describe_differences
 from embedfarm.collector.sinks.part_rows import Matrix
@@ -25,6 +25,7 @@ from embedfarm.collector.store_changes import (
     ChangedRows,
     Predecessor,
     directory_before,
+    failures_now,
     find_predecessor,
 )
 from embedfarm.collector.store_journal import (
@@ -160,20 +161,35 @@ class StoreExport:
             before = self._predecessor(mark)
             exact = self._admit(mark, origin.job, before)
             self._begin_journal(origin, exact=exact, before=before)
-            attempt(lambda: store.write_mark(self._mark(origin)))
+        elif self._is_since_the_same(head):
+            return
+        else:  # and there may be rows of the one before that this one does not have
+            self._begin_journal(origin, exact=False)
+        attempt(lambda: store.write_mark(self._mark(origin)))
+
+    def _is_since_the_same(self, head: ExportHead) -> bool:
+        """Tell whether rows that were not sent, as the collection had them, are the same ones now.
+
+        They follow from the list of changes, and from what had failed in the output before; that
+        one may have been retried, or be another one by now.
+        """
+        if not head.base or self._manifest is None:
+            return True
+        if self._manifest.lists.get(CHANGES_FILE, "") != head.changes:
+            return False
+        ended = head.all_rows or self.journal.whole is not None
+        return ended or failures_now(Path(head.base)) == head.failures
 
     def _begin_journal(
         self, origin: Origin, *, exact: bool, before: Predecessor | None = None
     ) -> None:
         """Begin the journal of an export of which nothing is confirmed."""
-        base = str(before.directory.absolute()) if before else ""
-        head = ExportHead(
-            store=self.address.shown,
-            job=origin.job,
-            exact=exact,
-            base=base,
-            all_rows=before is None or not before.current,
-        )
+        head = ExportHead(store=self.address.shown, job=origin.job, exact=exact)
+        if before is not None and self._manifest is not None:
+            head.base = str(before.directory.absolute())
+            head.all_rows = not before.current
+            head.changes = self._manifest.lists.get(CHANGES_FILE, "")
+            head.failures = before.failures
         self.journal.begin(head)
 
     def _mark(self, origin: Origin) -> str:

@@ -30,6 +30,8 @@ class ExportHead(msgspec.Struct, kw_only=True):
         base: Directory of the output that the collection held before, and of which this one is a
             new version; "" where there is none.
         all_rows: Whether all rows are sent, and not only those that are not as in `base`.
+        changes: SHA-256 of the list of changes since `base`; "" where there is none.
+        failures: `Manifest.errors_sha256` of `base` as the collection holds it.
     """
 
     store: str
@@ -38,6 +40,8 @@ class ExportHead(msgspec.Struct, kw_only=True):
     exact: bool
     base: str = ""
     all_rows: bool = True
+    changes: str = ""
+    failures: str = ""
 
 
 class ConfirmedPart(msgspec.Struct, kw_only=True):

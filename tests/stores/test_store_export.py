@@ -196,6 +196,61 @@ def test_a_killed_update_goes_on(tmp_path: Path, url: str) -> None:
     assert_rows(url, texts)
 
 
+def begin_update(out: Path, url: str) -> None:
+    """Have a command killed that has begun to export a new version, and sent nothing of it."""
+    with pytest.raises(Killed):  # when it has found the collection, and marked it
+        export(out, url, wrap=partial(Dying, call=2, after=True))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_an_update_goes_on_from_another_base(tmp_path: Path, url: str, *, replaced: bool) -> None:
+    """All rows are sent where the version before was retried, or made anew, since a kill."""
+    first = write_output(tmp_path / "first", TEXTS, failed=["text 7"])
+    export(first, url)
+    texts = {name: text for name, text in TEXTS.items() if name not in {"id 3", "id 100"}}
+    second = write_output(tmp_path / "second", texts, before=first)
+    begin_update(second, url)
+    if replaced:
+        shutil.rmtree(first)
+        write_output(first, TEXTS)
+    else:
+        patch(first, write_output(tmp_path / "again", ["text 7"]))
+    report = export(second, url)
+    assert (report.rows, report.exact) == (len(texts) + 2, False)
+    assert_rows(url, TEXTS)
+    assert export(second, url).sent == 0
+    assert export(second, url, "delete").rows == len(texts)
+    assert_rows(url, texts)
+
+
+def test_an_update_that_was_made_anew_since_another_version(tmp_path: Path, url: str) -> None:
+    """All rows are sent of an output that is new in its place, and was made from another one."""
+    first = write_output(tmp_path / "first", TEXTS)
+    export(first, url)
+    texts = TEXTS | {"id 9": "text nine"}
+    never = write_output(tmp_path / "never", texts)
+    second = write_output(tmp_path / "second", texts, before=first)
+    begin_update(second, url)
+    for path in second.iterdir():
+        if path.is_file():
+            path.unlink()
+    write_output(second, texts, before=never)
+    assert export(second, url).sent == len(texts)
+    assert_rows(url, texts)
+
+
+def test_an_update_that_has_ended_needs_no_base(tmp_path: Path, url: str) -> None:
+    """Nothing is sent again when the version before goes after an export."""
+    first = write_output(tmp_path / "first", TEXTS, failed=["text 7"])
+    export(first, url)
+    second, texts = new_version(tmp_path / "second", first)
+    export(second, url, "delete")
+    shutil.rmtree(first)
+    report = export(second, url)
+    assert (report.sent, report.rows, report.exact) == (0, len(texts), True)
+    assert_rows(url, texts)
+
+
 def test_the_old_version_again(tmp_path: Path, url: str) -> None:
     """A collection that has gone on to a new version takes the old one only when told so."""
     first = write_output(tmp_path / "first", TEXTS)
