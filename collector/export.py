@@ -17,7 +17,13 @@ from embedfarm.collector.manifest import (
     read_manifest,
     write_manifest,
 )
-from embedfarm.collector.output_directory import State, list_output_files, locked, read_state
+from embedfarm.collector.output_directory import (
+    State,
+    check_sizes,
+    list_output_files,
+    locked,
+    read_state,
+)
 from embedfarm.collector.sinks import ColumnSink, keeps_columns, lists_stored, open_sink
 from embedfarm.collector.sinks.part_rows import spread
 from embedfarm.contract.durable_files import remove_temporaries, replacing, sync_directory
@@ -61,12 +67,9 @@ def export(directory: Path, target: Path, sink: str) -> Manifest:
 def _check_same(manifest: Manifest, target: Path, sink: str) -> Manifest:
     """Return the manifest of `target`, if it is an export of this output in this format."""
     there = read_manifest(target)
-    if (there.job, there.errors_sha256, there.format) != (
-        manifest.job,
-        manifest.errors_sha256,
-        sink,
-    ):
+    if (there.job, there.created, there.format) != (manifest.job, manifest.created, sink):
         raise OutputError(f"{target} is finished, and not an export of this output as {sink}")
+    check_sizes(target, (span for part in there.parts for span in part.spans(target)))
     return there
 
 

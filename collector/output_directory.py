@@ -2,7 +2,7 @@
 
 import fcntl
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import cache
@@ -24,6 +24,7 @@ from embedfarm.collector.sinks import UnknownSink, sink_kind, sink_names
 from embedfarm.collector.text_digests import DIGESTS_FILE
 from embedfarm.contract.durable_files import (
     TEMPORARY_SUFFIX,
+    ByteRange,
     make_directories,
     replacing,
     sync_directory,
@@ -84,6 +85,28 @@ def _file_names() -> re.Pattern[str]:
         with suppress(UnknownSink):  # one that does not load has written nothing here
             names.append(sink_kind(name).files)
     return re.compile(rf"({'|'.join(names)})(\.partial|{re.escape(TEMPORARY_SUFFIX)})?")
+
+
+def check_sizes(directory: Path, spans: Iterable[ByteRange], listing: str = MANIFEST_FILE) -> None:
+    """Check that files that were finished are there, and as large as they were written.
+
+    Args:
+        directory: Where they are.
+        spans: Bytes that they had.
+        listing: Name of the file that lists them.
+
+    Raises:
+        OutputError: One is not.
+    """
+    for span in spans:
+        held = span.path.stat().st_size if span.path.is_file() else -1
+        if held < span.offset + span.bytes:
+            how = "is gone" if held < 0 else f"has {held:,} bytes only"
+            name = span.path.relative_to(directory)
+            raise OutputError(
+                f"{directory} was finished, but {name} {how}: bring it back, or remove {listing} "
+                "and what is left beside it, and the same command makes all of it again"
+            )
 
 
 def refuse_url(directory: Path) -> None:

@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest, OutputError, read_manifest
-from embedfarm.collector.output_directory import locked
+from embedfarm.collector.output_directory import check_sizes, locked
 from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.source_check import PrefixCheck
 from embedfarm.contract.durable_files import (
+    ByteRange,
     make_directories,
     remove_temporaries,
     replacing,
@@ -70,7 +71,8 @@ class Copy(msgspec.Struct):
     """_copy.json: a copy that has one is complete.
 
     Attributes:
-        origin: What it was made of: job, errors, column, and the corpus as it was.
+        origin: What it was made of: job, moment when the output was finished or retried, column,
+            and the corpus as it was.
         files: Its files, in the order of the corpus.
     """
 
@@ -108,12 +110,14 @@ def copy_with_vectors(directory: Path, target: Path, column: str, settings: Sett
     originals = [_original(location, options, column, target) for location in locations]
     names = _name_files(locations)
     origin = {
-        "job": manifest.job, "errors": manifest.errors_sha256, "column": column,
+        "job": manifest.job, "output": str(manifest.created), "column": column,
         "corpus": look_at(sources, options).digest,
     }  # fmt: skip
     done: Copy | None = _read(target / LISTING, Copy)
     if done is not None:
         _compare(done.origin, origin, target)
+        spans = [ByteRange(target / each.file, 0, each.bytes) for each in done.files]
+        check_sizes(target, spans, LISTING)
         return done
     private = target / STATE_DIRECTORY
     with locked(private):

@@ -9,13 +9,12 @@ import numpy as np
 
 from embedfarm.collector.column_check import ColumnCheck
 from embedfarm.collector.manifest import (
-    MANIFEST_FILE,
     Manifest,
     OutputError,
     Part,
     read_manifest,
 )
-from embedfarm.collector.output_directory import State, read_state
+from embedfarm.collector.output_directory import State, check_sizes, read_state
 from embedfarm.collector.request_comparison import compare_requests
 from embedfarm.collector.sinks import ColumnSink, open_sink
 from embedfarm.collector.source_check import PrefixCheck, SourceChanged
@@ -197,7 +196,7 @@ def check_finished(request: Request, out: Path) -> Manifest | None:
     if read_state(out) is not State.FINISHED:
         return None
     manifest = read_manifest(out)
-    _check_files(out, manifest)
+    check_sizes(out, (span for part in manifest.parts for span in part.spans(out)))
     compare_requests(out, manifest.settings, request.identity())
     if manifest.source["files"] != file_facts(request.sources) or not manifest.source["files"]:
         _compare(request, out, manifest)
@@ -247,19 +246,6 @@ def columns_of_output(out: Path, manifest: Manifest) -> ColumnCheck | None:
     if not (manifest.settings.get("read_keep") and isinstance(sink, ColumnSink)):
         return None
     return ColumnCheck(lambda part: sink.read_columns(part, manifest.layout), manifest.parts)
-
-
-def _check_files(out: Path, manifest: Manifest) -> None:
-    """Check that the files of a finished output are there, and as large as they were written."""
-    for part in manifest.parts:
-        for span in part.spans(out):
-            held = span.path.stat().st_size if span.path.is_file() else -1
-            if held < span.offset + span.bytes:
-                how = "is gone" if held < 0 else f"has {held:,} bytes only"
-                raise OutputError(
-                    f"{out} was finished, but {span.path.name} {how}: bring it back, or remove "
-                    f"{MANIFEST_FILE} and what is left of the output to embed it again"
-                )
 
 
 def same_version(source: str, before: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Tests of exporting a finished output into another format."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,27 @@ def test_an_interrupted_export_begins_again(tmp_path: Path) -> None:
     (target / ".embedfarm" / "export.json").touch()
     export(source, target, "npy")
     assert verify(target) == []
+
+
+def test_an_export_is_of_the_output_as_it_is(tmp_path: Path) -> None:
+    """An export says no to an output that was made anew by a job of the same id."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make(source, "parquet", ids=True)
+    export(source, target, "npy")
+    shutil.rmtree(source)
+    make(source, "parquet", ids=True)
+    with pytest.raises(OutputError, match="not an export of this output"):
+        export(source, target, "npy")
+
+
+def test_an_export_that_has_lost_a_file(tmp_path: Path) -> None:
+    """An export that was finished, and has lost a file, says so."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make(source, "parquet", ids=True)
+    export(source, target, "npy")
+    (target / "embeddings.npy").unlink()
+    with pytest.raises(OutputError, match=r"was finished, but embeddings\.npy is gone"):
+        export(source, target, "npy")
 
 
 def test_what_is_no_place_for_an_export(tmp_path: Path) -> None:

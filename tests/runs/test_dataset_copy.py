@@ -1,6 +1,9 @@
 """Tests of copies of a corpus that have the vectors as one more column."""
 
 import json
+import os
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +166,45 @@ def test_a_copy_that_is_done_stays(
     (tmp_path / "other" / "mine.txt").write_text("precious")
     with pytest.raises(OutputError, match=r"other holds mine\.txt"):
         copy_with_vectors(out, tmp_path / "other", "v", SETTINGS)
+
+
+def test_a_copy_is_of_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy neither goes on with another output of the same job, nor is taken for one of it."""
+    corpus, out = [tmp_path / name / "x.parquet" for name in ("a", "b")], tmp_path / "out"
+    for path in corpus:
+        path.parent.mkdir()
+        pq.write_table(pa.table({"text": [f"{path} {n}" for n in range(30)]}), path)
+    embed = partial(embedfarm.embed, corpus, out=out, job_id="nightly", progress=False)
+    embed(model="null:8")
+    write = parquet_copy.ParquetOriginal.write
+
+    def cut_off(original: parquet_copy.ParquetOriginal, *words: Any) -> None:  # noqa: ANN401
+        if original.location.name == str(corpus[1]):
+            raise PowerCutError
+        write(original, *words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet_copy.ParquetOriginal, "write", cut_off)
+        with pytest.raises(PowerCutError):
+            copy_with_vectors(out, tmp_path / "begun", "v", SETTINGS)
+    copy_with_vectors(out, tmp_path / "done", "v", SETTINGS)
+    shutil.rmtree(out)
+    embed(model="null:8", prompt="other: ")
+    for copy in ("begun", "done"):
+        with pytest.raises(OutputError, match="made of another output"):
+            copy_with_vectors(out, tmp_path / copy, "v", SETTINGS)
+
+
+def test_a_copy_that_has_lost_a_file(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """A copy that was finished, and has lost a file or its end, says so."""
+    _, out = made
+    copy_with_vectors(out, tmp_path, "v", SETTINGS)
+    os.truncate(tmp_path / "b" / "x.parquet", 9)
+    with pytest.raises(OutputError, match=r"was finished, but b/x\.parquet has 9 bytes only"):
+        copy_with_vectors(out, tmp_path, "v", SETTINGS)
+    (tmp_path / "a" / "x.parquet").unlink()
+    with pytest.raises(OutputError, match=r"was finished, but a/x\.parquet is gone"):
+        copy_with_vectors(out, tmp_path, "v", SETTINGS)
 
 
 def test_what_cannot_be_copied(tmp_path: Path) -> None:
