@@ -98,7 +98,7 @@ class StoreExport:
 
     def close(self) -> None:
         """Let go of the store."""
-        self.patient.store.close()
+        self.patient.close()
 
     # What the collection is, and whether it may be written.
 
@@ -345,7 +345,7 @@ class StoreExport:
         self.send(manifest.parts)
         exact = self._remove_others(manifest)
         if self.journal.whole is None:
-            self.patient.attempt(self.patient.store.finish)
+            self.patient.attempt(self.patient.store.finish, limited=False)
         self._compare(manifest, exact=exact)
         line = ConfirmedWhole(rows=self.report.rows, exact=self.report.exact)
         if self.journal.whole != line:
@@ -391,6 +391,7 @@ class StoreExport:
 
         def delete() -> None:
             for keys in store.pages():
+                self.patient.note_answer()
                 there = index.find(text_digests(keys))
                 others = [keys[row] for row in np.flatnonzero(there == NOWHERE).tolist()]
                 if others:

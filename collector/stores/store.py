@@ -67,7 +67,7 @@ class Found(NamedTuple):
 
 
 class Store(Protocol):
-    """One collection of vectors in a store. All calls come from one thread.
+    """One collection of vectors in a store. All calls that ask it come from one thread.
 
     Each call may be repeated, whether or not the one before it had an effect. What `upsert`,
     `delete`, `create` and `write_mark` did lasts, as far as the store promises that, when they

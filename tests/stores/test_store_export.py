@@ -68,7 +68,7 @@ def export(
 ) -> ExportReport:
     """Export a finished output, by a store that is wrapped."""
     to = Destination(url, others)
-    with exporting(out, to, Settings(store_seconds_max=5), threading.Event()) as started:
+    with exporting(out, to, Settings(store_seconds_max=60), threading.Event()) as started:
         started.patient.store = wrap(started.patient.store)
         return started.finish(read_manifest(out))
 

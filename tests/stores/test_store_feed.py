@@ -7,11 +7,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from embedfarm.collector.manifest import read_manifest
 from embedfarm.collector.store_journal import StoreJournal
 from embedfarm.collector.stores.address import parse_address
-from embedfarm.collector.stores.patience import StoreUnavailable
+from embedfarm.collector.stores.patience import ExportStopped, StoreUnavailable
 from embedfarm.contract.settings import Settings
 from embedfarm.runs.store_feed import Destination, exporting
 from tests.farm.harness import Embedding, null_vectors, run, texts_of, write_corpus
@@ -131,6 +132,46 @@ def test_a_job_goes_on_without_its_store(postgresql: PostgresServer, tmp_path: P
     done = run("export", tmp_path / "out", "--to", url, "--json")
     assert json.loads(done.stdout)["sent"] == len(TEXTS)
     assert_contents(url, rows(TEXTS, IDS))
+
+
+@pytest.fixture
+def frozen(postgresql: PostgresServer, tmp_path: Path) -> Iterator[str]:
+    """URL of an empty table that somebody keeps from being written."""
+    with psycopg.connect(postgresql.url) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        table = sql.Identifier(tmp_path.name)
+        connection.execute(
+            sql.SQL("CREATE TABLE {} (id text PRIMARY KEY, embedding vector(16))").format(table)
+        )
+        connection.commit()
+        connection.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(table))
+        yield f"{postgresql.url}#{tmp_path.name}"
+
+
+def test_a_store_that_hangs_in_a_call(frozen: str, tmp_path: Path) -> None:
+    """An export gives up a store whose answer never comes, and ends at once when it is stopped."""
+    out = write_output(tmp_path / "out", {"a": "one"}, matrix=vectors_of(["one"], 16))
+    settings, stop = Settings(store_seconds_max=1), threading.Event()
+    with (
+        pytest.raises(StoreUnavailable, match="has not answered for 1 s"),
+        exporting(out, Destination(frozen), settings, stop) as export,
+    ):
+        export.finish(read_manifest(out))
+    threading.Timer(1.0, stop.set).start()
+    with (
+        pytest.raises(ExportStopped),
+        exporting(out, Destination(frozen), Settings(), stop) as export,
+    ):
+        export.finish(read_manifest(out))
+
+
+def test_a_job_goes_on_without_a_store_that_hangs(frozen: str, tmp_path: Path) -> None:
+    """A job does not wait for a store whose answer never comes, nor does its command."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", TEXTS, IDS)
+    words = ("embed", corpus, "--id-field", "id", "--out", tmp_path / "out", *MODEL, "--to", frozen)
+    done = run(*words, environment=SMALL_PARTS | {"EMBEDFARM_STORE_SECONDS_MAX": "1"})
+    assert (done.returncode, "has not answered for 1 s" in done.stderr) == (1, True)
+    assert read_manifest(tmp_path / "out").count == len(TEXTS)
 
 
 def test_what_is_no_store(tmp_path: Path) -> None:
