@@ -40,6 +40,7 @@ from embedfarm.collector.store_mark import CollectionMark, Origin, read_mark
 from embedfarm.collector.stores.address import StoreAddress
 from embedfarm.collector.stores.patience import PatientStore
 from embedfarm.collector.stores.store import (
+    BYTE_BITS,
     Found,
     RowShape,
     StoreError,
@@ -232,7 +233,8 @@ class StoreExport:
             StoreError: They do not.
         """
         fits = found.element in {"float32", "float16", shape.element}
-        if found.dimensions != shape.dimensions or not fits:
+        size = BYTE_BITS * shape.bit_bytes if found.packed else shape.dimensions
+        if found.dimensions != size or not fits:
             raise StoreError(
                 f"{self.address.shown} has vectors of {found.dimensions} {found.element}, and "
                 f"{self.out} of {shape}"

@@ -70,9 +70,10 @@ class LanceDb:
         if not pa.types.is_fixed_size_list(field.type):
             raise StoreError(f"column embedding of table {self._name} is {field.type}")
         element = ELEMENTS.get(field.type.value_type, str(field.type.value_type))
-        size = field.type.list_size * (BYTE_BITS if element == "bit" else 1)
+        packed = element == "bit"
+        size = field.type.list_size * (BYTE_BITS if packed else 1)
         mark = (field.metadata or {}).get(MARK.encode(), b"").decode()
-        return Found(size, element, mark, "index" not in names)
+        return Found(size, element, mark, "index" not in names, packed)
 
     def create(self, shape: RowShape, mark: str) -> None:
         """Make an empty table."""
@@ -152,7 +153,7 @@ def _place(address: StoreAddress) -> str:
 
 def _schema(shape: RowShape, mark: str) -> pa.Schema:
     """Return the columns of a table."""
-    size = shape.dimensions // BYTE_BITS if shape.element == "bit" else shape.dimensions
+    size = shape.bit_bytes if shape.element == "bit" else shape.dimensions
     index = [] if shape.ids else [pa.field("index", pa.int64())]
     vectors = pa.list_(TYPES[shape.element], size)
     return pa.schema(

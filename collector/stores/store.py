@@ -35,6 +35,11 @@ class RowShape(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.dimensions} {self.element}"
 
+    @property
+    def bit_bytes(self) -> int:
+        """Bytes of a vector of bits."""
+        return -(-self.dimensions // BYTE_BITS)
+
 
 class StoreRows(NamedTuple):
     """Rows for a store.
@@ -58,12 +63,14 @@ class Found(NamedTuple):
         element: Type of a component, or what the store calls another one.
         mark: What was last written by `write_mark`, or "".
         ids: Whether rows have no index beside their name; None where the store cannot tell.
+        packed: Whether components are the bits of whole bytes, of which some may stand for none.
     """
 
     dimensions: int
     element: str
     mark: str = ""
     ids: bool | None = None
+    packed: bool = False
 
 
 class Store(Protocol):

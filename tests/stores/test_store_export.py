@@ -469,6 +469,14 @@ QUANTISED = [
 ]
 
 
+def bits_of(made: Vector, kind: str) -> tuple[Vector, Vector]:
+    """Return the signs of vectors as an output has them, and as a store has them."""
+    matrix = np.packbits(made > 0, axis=1)
+    if kind in {"postgresql", "lancedb"}:
+        return matrix, matrix
+    return matrix, np.where(made > 0, 1, -1).astype(np.float32)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), QUANTISED)
 def test_quantised_vectors(
     tmp_path: Path, url: str, dtype: str, tolerance: dict[str, float]
@@ -478,10 +486,7 @@ def test_quantised_vectors(
     made = vectors_of(list(TEXTS.values()), 16)
     ranges = [[-1.0] * 16, [1.0] * 16]
     if dtype == "uint8":
-        matrix = np.packbits(made > 0, axis=1)
-        wanted: Vector = np.where(made > 0, 1, -1).astype(np.float32)
-        if kind in {"postgresql", "lancedb"}:
-            wanted = matrix
+        matrix, wanted = bits_of(made, kind)
     else:
         matrix = np.floor(made * 127).astype(dtype) if dtype == "int8" else made.astype(dtype)
         wanted = restore(matrix, 16, ranges)
@@ -491,3 +496,19 @@ def test_quantised_vectors(
     export(write_output(tmp_path / "out", TEXTS, matrix=matrix, settings=settings), url)
     rows = dict(zip(TEXTS, wanted, strict=True))
     assert_contents(url, rows, tolerance[kind])
+
+
+def test_bits_that_fill_no_byte(tmp_path: Path, url: str) -> None:
+    """Bits whose number is no multiple of eight go into a store, which has them again."""
+    matrix, wanted = bits_of(vectors_of(list(TEXTS.values()), 12), kind := url.partition(":")[0])
+    wide = write_output(tmp_path / "wide", TEXTS, matrix=np.pad(matrix, ((0, 0), (0, 1))))
+    settings = {"dimensions": 12}
+    out = write_output(tmp_path / "out", TEXTS, matrix=matrix, settings=settings)
+    assert export(out, url).sent == 230
+    assert export(out, url).sent == 0
+    with pytest.raises(StoreError, match=r"has vectors of \d+ \w+, and .* of 24 bit"):
+        export(wide, url, "delete")
+    if kind == "qdrant":
+        wanted = scale(wanted)
+    rows = dict(zip(TEXTS, wanted, strict=True))
+    assert_contents(url, rows, 1e-6 if kind == "qdrant" else 0)
