@@ -107,7 +107,8 @@ def copy_with_vectors(directory: Path, target: Path, column: str, settings: Sett
     sources = manifest.settings["sources"]
     options = options_of(manifest.settings, sources, settings)
     locations = [each for source in sources for each in locate(source, options.glob)]
-    originals = [_original(location, options, column, target) for location in locations]
+    originals = [_original(location, options, column) for location in locations]
+    _keep_apart(target, sources, locations)
     names = _name_files(locations)
     origin = {
         "job": manifest.job, "output": str(manifest.created), "column": column,
@@ -141,12 +142,11 @@ def copy_with_vectors(directory: Path, target: Path, column: str, settings: Sett
     return copy
 
 
-def _original(location: Location, options: CorpusOptions, column: str, target: Path) -> Original:
+def _original(location: Location, options: CorpusOptions, column: str) -> Original:
     """Return a file of the corpus, of which a copy can be made.
 
     Raises:
         CorpusError: The file is of another format, or has such a column.
-        OutputError: The copy would be in the directory of the corpus.
     """
     name = location.name
     if location.is_stdin:
@@ -154,12 +154,24 @@ def _original(location: Location, options: CorpusOptions, column: str, target: P
     kind = "documents" if location.is_directory else format_of(location, options)
     if kind not in ORIGINALS:
         raise CorpusError(f"{name}: a column is added to Parquet and Arrow, and not to {kind}")
-    if not location.is_url and target.resolve().is_relative_to(Path(location.path).parent):
-        raise OutputError(f"{target} is in the directory of the corpus: copy it elsewhere")
     original = ORIGINALS[kind](location)
     if column in original.schema.names:
         raise CorpusError(f"{name}: there is a column {column!r} already")
     return original
+
+
+def _keep_apart(target: Path, sources: Sequence[str], locations: Sequence[Location]) -> None:
+    """Refuse a copy that would be read with the corpus from then on, or be among its files.
+
+    Raises:
+        OutputError: The copy would be one.
+    """
+    place = target.resolve()
+    files = [Path(each.path) for each in locations if not each.is_url]
+    directories = [Path(source) for source in sources if Path(source).is_dir()]
+    read_with_it = any(place.is_relative_to(each) for each in directories)
+    if read_with_it or any(file.is_relative_to(place) for file in files):
+        raise OutputError(f"{target} is in the directory of the corpus: copy it elsewhere")
 
 
 def _name_files(locations: Sequence[Location]) -> list[str]:

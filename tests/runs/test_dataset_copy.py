@@ -207,6 +207,15 @@ def test_a_copy_that_has_lost_a_file(made: tuple[Path, Path], tmp_path: Path) ->
         copy_with_vectors(out, tmp_path, "v", SETTINGS)
 
 
+def test_a_copy_beside_a_file_of_rows(tmp_path: Path) -> None:
+    """A corpus that is a file may have its copy in a directory beside it."""
+    corpus, out, copy = tmp_path / "a.parquet", tmp_path / "out", tmp_path / "copy"
+    pq.write_table(pa.table({"text": ["a", "b"]}), corpus)
+    embedfarm.embed(corpus, out=out, model="null:8", progress=False)
+    copy_with_vectors(out, copy, "v", SETTINGS)
+    assert pq.read_schema(copy / "a.parquet").names == ["text", "v"]
+
+
 def test_what_cannot_be_copied(tmp_path: Path) -> None:
     """A corpus that has changed, is none of Parquet, or has the column, is refused."""
     corpus = tmp_path / "corpus" / "a.parquet"
@@ -217,8 +226,11 @@ def test_what_cannot_be_copied(tmp_path: Path) -> None:
     embedfarm.embed(corpus, out=out, model="null:8", progress=False)
     with pytest.raises(CorpusError, match="there is a column 'n' already"):
         copy_with_vectors(out, copy, "n", SETTINGS)
-    with pytest.raises(OutputError, match="is in the directory of the corpus"):
-        copy_with_vectors(out, corpus.parent / "copy", "v", SETTINGS)
+    embedfarm.embed(corpus.parent, out=tmp_path / "all", model="null:8", progress=False)
+    for of, place in ((tmp_path / "all", corpus.parent / "copy"), (out, corpus.parent)):
+        with pytest.raises(OutputError, match="is in the directory of the corpus"):
+            copy_with_vectors(of, place, "v", SETTINGS)
+        assert [path.name for path in corpus.parent.iterdir()] == ["a.parquet"]
     for texts in (["a", "c"], ["a"]):
         pq.write_table(pa.table({"text": texts}), corpus)
         with pytest.raises(SourceChanged):
