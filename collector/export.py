@@ -58,6 +58,8 @@ def export(directory: Path, target: Path, sink: str) -> Manifest:
             raise OutputError(f"{target} is another output, which is not finished")
         origin.touch()
         remove_temporaries(target)
+        for name in list_output_files(target):  # of an export that was cut off
+            (target / name).unlink()
         exported = write_manifest(target, _write(directory, manifest, target, sink))
         sync_directory(target)
         shutil.rmtree(private)

@@ -88,6 +88,21 @@ def test_an_interrupted_export_begins_again(tmp_path: Path) -> None:
     assert verify(target) == []
 
 
+@pytest.mark.parametrize("sink", holding_sinks())
+def test_an_export_begins_again_in_another_format(tmp_path: Path, sink: str) -> None:
+    """An export that is wanted in another format leaves nothing of one that was cut off."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make(source, "parquet", ids=True)
+    export(source, target, sink)
+    (target / "_manifest.json").unlink()
+    for path in target.glob("*.npy"):
+        path.rename(f"{path}.partial")
+    (target / ".embedfarm").mkdir()
+    (target / ".embedfarm" / "export.json").touch()
+    export(source, target, "parquet" if sink == "npy" else "npy")
+    assert verify(target) == []
+
+
 def test_an_export_is_of_the_output_as_it_is(tmp_path: Path) -> None:
     """An export says no to an output that was made anew by a job of the same id."""
     source, target = tmp_path / "source", tmp_path / "target"
