@@ -107,8 +107,7 @@ def _describe_changes(changes: "Changes", out: Path) -> str:
 
 def _remarks(manifest: "Manifest", out: Path) -> Iterator[str]:
     """Yield what people should know of an output beside its vectors, in rich's markup."""
-    from embedfarm.collector.manifest import ERRORS_FILE, find_listing
-    from embedfarm.runs.skipped_rows import SKIPPED_FILE
+    from embedfarm.collector.manifest import ERRORS_FILE, SKIPPED_FILE, find_listing
 
     if manifest.skipped:
         listing = find_listing(out, SKIPPED_FILE)

@@ -8,6 +8,7 @@ import msgspec
 
 from embedfarm.collector.manifest import (
     ERRORS_FILE,
+    SKIPPED_FILE,
     STATE_DIRECTORY,
     Manifest,
     OutputError,
@@ -91,7 +92,8 @@ def _write(directory: Path, manifest: Manifest, target: Path, sink: str) -> Mani
         written = msgspec.structs.asdict(destination.write(batch))
         parts.append(msgspec.structs.replace(part, **written))
     destination.finish(manifest.count, manifest.layout)
-    for name in [ERRORS_FILE] * bool(manifest.failed) + list(manifest.lists):
+    skipped = [SKIPPED_FILE] * find_listing(directory, SKIPPED_FILE).exists()
+    for name in [ERRORS_FILE] * bool(manifest.failed) + skipped + list(manifest.lists):
         with find_listing(directory, name).open("rb") as file, replacing(target / name) as copy:
             shutil.copyfileobj(file, copy)
     settings = manifest.settings | {"format": sink}

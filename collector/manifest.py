@@ -25,6 +25,7 @@ from embedfarm.contract.spending import Spent
 VERSION: Final = 1
 MANIFEST_FILE: Final = "_manifest.json"
 ERRORS_FILE: Final = "_errors.jsonl"
+SKIPPED_FILE: Final = "_skipped.jsonl"
 IDS_FILE: Final = "ids.jsonl"
 STATE_DIRECTORY: Final = ".embedfarm"
 DECIDED: Final = f"{STATE_DIRECTORY}/decided"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from embedfarm.collector.column_check import ColumnCheck
+from embedfarm.collector.manifest import SKIPPED_FILE
 from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import Mark, PrefixCheck, SourceChanged, SourceCheck
 from embedfarm.contract import tracing
@@ -33,7 +34,7 @@ from embedfarm.readers.limits import Limits
 from embedfarm.readers.references import references
 from embedfarm.runs.disk_room import with_room
 from embedfarm.runs.request import Request, file_facts
-from embedfarm.runs.skipped_rows import SKIPPED_FILE, SkippedFile, describe_no_rows
+from embedfarm.runs.skipped_rows import SkippedFile, describe_no_rows
 
 T = TypeVar("T")
 

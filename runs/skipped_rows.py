@@ -5,16 +5,15 @@ import threading
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from embedfarm.collector.manifest import SKIPPED_FILE
 from embedfarm.contract.durable_files import sync
 from embedfarm.readers import BadRow
 from embedfarm.runs.disk_room import with_room
 
 if TYPE_CHECKING:
     from io import FileIO
-
-SKIPPED_FILE: Final = "_skipped.jsonl"
 
 
 class SkippedFile:

@@ -103,6 +103,16 @@ def test_an_export_begins_again_in_another_format(tmp_path: Path, sink: str) -> 
     assert verify(target) == []
 
 
+def test_rows_that_were_skipped_are_listed_beside_an_export(tmp_path: Path) -> None:
+    """An export has the list of the rows of the corpus that became no chunk."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    make(source, "parquet", ids=True)
+    (source / "_skipped.jsonl").write_text('{"file": "corpus.jsonl"}\n')
+    export(source, target, "npy")
+    assert (target / "_skipped.jsonl").read_text() == '{"file": "corpus.jsonl"}\n'
+    assert verify(target) == []
+
+
 def test_an_export_is_of_the_output_as_it_is(tmp_path: Path) -> None:
     """An export says no to an output that was made anew by a job of the same id."""
     source, target = tmp_path / "source", tmp_path / "target"

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from embedfarm.collector.export import export
-from embedfarm.collector.manifest import ERRORS_FILE
+from embedfarm.collector.manifest import ERRORS_FILE, SKIPPED_FILE
 from embedfarm.collector.search import iter_vectors
-from embedfarm.runs.skipped_rows import SKIPPED_FILE
 from tests.collector.test_patch import COUNT, FAILED, write
 
 TEXT = (Path(__file__).parents[2] / "docs" / "outputs.md").read_text(encoding="utf-8")
