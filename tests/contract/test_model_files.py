@@ -1,5 +1,6 @@
 """Tests of where models come from, and of what tells them apart."""
 
+import json
 import subprocess
 import sys
 import time
@@ -24,9 +25,23 @@ from embedfarm.contract.model_files import (
 
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
 PUBLISHED = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+MODULES = json.dumps(
+    [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.models.Pooling",
+        },
+        {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+        {"idx": 3, "name": "3", "path": "3_Normalize", "type": "sentence_transformers.Normalize"},
+    ]
+)
 FILES = {
     "config.json": "{}",
-    "modules.json": "[]",
+    "modules.json": MODULES,
+    "config_sentence_transformers.json": "{}",
     "model.safetensors": "weights",
     "tokenizer.json": "{}",
     "vocab.txt": "a",
@@ -93,6 +108,80 @@ def test_snapshot_without_weights_is_none(tmp_path: Path, package: Path) -> None
     write_snapshot(tmp_path, NAME, {"config.json": "{}"})
     assert resolve(NAME, tmp_path) == package
     assert find_local("some/model", tmp_path) is None
+
+
+# What transformers' own `from_pretrained` fetches of a model.
+TRANSFORMER = {
+    "config.json": "{}",
+    "model.safetensors": "weights",
+    "tokenizer.json": "{}",
+    "tokenizer_config.json": "{}",
+}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        TRANSFORMER,
+        TRANSFORMER | {"modules.json": MODULES},
+        {name: content for name, content in FILES.items() if not name.startswith("1_Pooling")},
+        {name: content for name, content in FILES.items() if not name.startswith("config_sent")},
+        FILES | {"model-00001-of-00002.safetensors": "half"},
+    ],
+    ids=["transformer", "no-modules", "no-pooling", "no-prompts", "shard"],
+)
+def test_part_of_a_snapshot_is_none(tmp_path: Path, package: Path, files: dict[str, str]) -> None:
+    """A part of a model in the cache, which would load as another one, is not taken for it."""
+    write_snapshot(tmp_path, NAME, files)
+    assert resolve(NAME, tmp_path) == package
+    write_snapshot(tmp_path, "some/model", files)
+    assert find_local("some/model", tmp_path) is None
+    with pytest.raises(ModelError, match="only some files of model 'some/model'"):
+        resolve("some/model", tmp_path)
+
+
+LISTED = {name: {"size": 2, "blob_id": "b"} for name in TRANSFORMER}
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {".no_exist/c0ffee/modules.json": ""},
+        {"trees/c0ffee.json": json.dumps({"format_version": 1, "files": LISTED})},
+        {"snapshots/c0ffee/.gitattributes": ""},
+    ],
+    ids=["asked", "listed", "all-fetched"],
+)
+def test_cached_transformer(tmp_path: Path, known: dict[str, str]) -> None:
+    """A model of transformers is found in the cache where the hub is known to have no more of it.
+
+    The hub's client notes which files it asked for in vain, and lists those of a whole snapshot.
+    """
+    snapshot = write_snapshot(tmp_path, "some/model", TRANSFORMER)
+    assert find_local("some/model", tmp_path) is None
+    write(snapshot.parents[1], known)
+    assert resolve("some/model", tmp_path) == find_local("some/model", tmp_path) == snapshot
+
+
+def test_cached_model_without_a_transformer(tmp_path: Path) -> None:
+    """A model none of whose modules is at its root is found in the cache, too."""
+    path = "0_StaticEmbedding"
+    modules = json.dumps([{"path": path, "type": "sentence_transformers.models.StaticEmbedding"}])
+    files = dict.fromkeys([f"{path}/model.safetensors", f"{path}/tokenizer.json"], "")
+    files |= {"modules.json": modules, "config_sentence_transformers.json": "{}"}
+    snapshot = write_snapshot(tmp_path, "some/model", files)
+    assert find_local("some/model", tmp_path) == snapshot
+
+
+def test_listed_file_that_did_not_come(tmp_path: Path) -> None:
+    """A download that was interrupted is no whole model, whatever else it has brought."""
+    snapshot = write_snapshot(tmp_path, "some/model", TRANSFORMER | {".gitattributes": ""})
+    listed = {name: {"size": 2, "blob_id": "b"} for name in FILES}
+    listing = {"c0ffee.json": json.dumps({"format_version": 1, "files": listed})}
+    write(snapshot.parents[1] / "trees", listing)
+    assert find_local("some/model", tmp_path) is None
+    with pytest.raises(ModelError):
+        resolve("some/model", tmp_path)
 
 
 @pytest.mark.parametrize(
