@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -35,6 +35,8 @@ PROMPTS_FILE: Final = "config_sentence_transformers.json"  # read beside `MODULE
 WITHOUT_FILES: Final = ".Normalize"  # ends the type of modules that earlier versions kept none of
 SHARD: Final = re.compile(r"(.+)-\d+-of-(\d+)\.\w+")
 MODULES: Final = "[0-9]*_*"  # folders of a model's further modules, such as 2_Dense
+ROUTERS: Final = ("router_config.json", "config.json")  # name modules, the second in older models
+ADAPTER: Final = "adapter_config.json"
 WEIGHTS: Final = ("*.safetensors", "*.bin")  # a module has its weights in the first kind there is
 TOKENIZER: Final = (
     "tokenizer*",
@@ -44,13 +46,39 @@ TOKENIZER: Final = (
     "added_tokens.json",
     "special_tokens_map.json",
 )
-CONFIGURATION: Final = ("*.json", f"{MODULES}/*.json")
+CONFIGURATION: Final = ("*.json",)
+T = TypeVar("T")
 
 
 class ModelError(EmbedfarmError, ValueError):
     """Raised when there is no usable model; the message says what was tried."""
 
     exit_status = 2
+
+
+class NamedModule(msgspec.Struct):
+    """What modules.json says of a module."""
+
+    path: str = ""
+    type: str = ""
+
+
+class RouterFile(msgspec.Struct):
+    """What a router says of its modules: their types by path."""
+
+    types: dict[str, str]
+
+
+class AdapterFile(msgspec.Struct):
+    """What an adapter says of the model that it changes."""
+
+    base_model_name_or_path: str
+
+
+class RepositoryListing(msgspec.Struct):
+    """What the hub's client keeps of a snapshot's repository: facts of its files by path."""
+
+    files: dict[str, Any]
 
 
 def is_null(model: str) -> bool:
@@ -89,14 +117,18 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
         directory: Directory of the model's files, None for a null model.
         spec: Job whose task, prompt, lengths, normalisation and dimensions count.
         dtype: Type that the model computes in, never "auto".
+
+    Raises:
+        ModelError: The model is an adapter of one that is not on this machine.
     """
     components = {"dtype": dtype} | job_components(spec)
     if directory is None:
         return components | {"weights": model}
+    folders = module_folders(directory)
     return components | {
-        "weights": _digest(directory, weight_files(directory)),
-        "tokenizer": _digest(directory, _matching(directory, TOKENIZER)),
-        "configuration": _digest(directory, _matching(directory, CONFIGURATION)),
+        "weights": _digest(_weights(folders)),
+        "tokenizer": _digest(_matching({Path(): directory}, TOKENIZER)),
+        "configuration": _digest(_matching(folders, CONFIGURATION)),
     }
 
 
@@ -118,6 +150,13 @@ def job_components(spec: JobSpec) -> dict[str, str]:
 
 def _cached(model: str, cache: Path | None) -> Path | None:
     """Return the directory of a snapshot in the hub's cache; None if it is not whole (yet)."""
+    snapshot = _snapshot(model, cache)
+    whole = snapshot is not None and _is_whole(snapshot) and weight_files(snapshot)
+    return snapshot if whole else None
+
+
+def _snapshot(model: str, cache: Path | None) -> Path | None:
+    """Return the directory of what the hub's cache has of a model, be it a part."""
     from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 # all of it takes 0.2 s
 
     if model.count("/") > 1 or not model or model.startswith((".", "/", "~")):
@@ -136,10 +175,7 @@ def _cached(model: str, cache: Path | None) -> Path | None:
         raise ModelError(
             f"model {model!r} is no directory and no name of a model: {error}"
         ) from error
-    directory = next((Path(file).parent for file in files if isinstance(file, str)), None)
-    if directory is None or not _is_whole(directory) or not weight_files(directory):
-        return None
-    return directory
+    return next((Path(file).parent for file in files if isinstance(file, str)), None)
 
 
 def _is_whole(snapshot: Path) -> bool:
@@ -151,7 +187,11 @@ def _is_whole(snapshot: Path) -> bool:
     read = (MODULES_FILE, PROMPTS_FILE) if (snapshot / MODULES_FILE).exists() else (MODULES_FILE,)
     return (
         all(_is_known(snapshot, name) for name in read)
-        and all(_has_module(snapshot, *each) for each in _named_modules(snapshot).items())
+        and all(
+            _has_module(snapshot, path / name, kind)
+            for path, folder in module_folders(snapshot).items()
+            for name, kind in _named_modules(path, folder).items()
+        )
         and _has_all_shards(weight_files(snapshot))
     )
 
@@ -161,17 +201,17 @@ def _is_known(snapshot: Path, name: str) -> bool:
     place, commit = snapshot.parents[1], snapshot.name
     if (snapshot / name).is_file() or (place / ".no_exist" / commit / name).is_file():
         return True
-    listed = _read_json(place / "trees" / f"{commit}.json")
-    if isinstance(listed, dict) and isinstance(listed.get("files"), dict):
-        return name not in listed["files"]
+    listing = _read(place / "trees" / f"{commit}.json", RepositoryListing)
+    if listing is not None:
+        return name not in listing.files
     # No program reads this one: it comes with all others, by clients that keep no list as well.
     return (snapshot / ".gitattributes").is_file()
 
 
-def _has_module(snapshot: Path, name: str, kind: str) -> bool:
+def _has_module(snapshot: Path, path: Path, kind: str) -> bool:
     """Tell whether the files of a module are in a snapshot, if it has any."""
-    found = any((snapshot / name).glob("*")) or kind.endswith(WITHOUT_FILES)
-    return found or _is_known(snapshot, f"{name}/config.json")
+    found = any((snapshot / path).glob("*")) or kind.endswith(WITHOUT_FILES)
+    return found or _is_known(snapshot, str(path / "config.json"))
 
 
 def _has_all_shards(files: Iterable[Path]) -> bool:
@@ -181,19 +221,58 @@ def _has_all_shards(files: Iterable[Path]) -> bool:
     return all(count == int(total) for (_, _, total), count in counts.items())
 
 
-def _named_modules(folder: Path) -> dict[str, str]:
+def module_folders(directory: Path) -> dict[Path, Path]:
+    """Return the folders that a model is loaded from, by their path in its directory.
+
+    They are the directory itself, numbered ones, those that its files name, and so on from there.
+    The model that an adapter changes lies elsewhere; its path is that of the file that names it.
+
+    Raises:
+        ModelError: The model is an adapter of one that is not on this machine.
+    """
+    folders = dict[Path, Path]()
+    found = {Path(): directory} | {Path(each.name): each for each in directory.glob(MODULES)}
+    while found:
+        path, folder = found.popitem()
+        folders[path] = folder
+        named = {path / name: folder / name for name in _named_modules(path, folder)}
+        base = _adapted(folder)
+        named |= {} if base is None else {path / ADAPTER: base}
+        found |= {p: f for p, f in named.items() if p not in folders and f not in folders.values()}
+    return folders
+
+
+def _named_modules(path: Path, folder: Path) -> dict[str, str]:
     """Return the types of the modules that a folder's files name, by their path in it."""
-    modules = _read_json(folder / MODULES_FILE)
-    named = (
-        [each for each in modules if isinstance(each, dict)] if isinstance(modules, list) else []
-    )
-    return {str(each.get("path", "")): str(each.get("type", "")) for each in named}
+    if path.name == ADAPTER:
+        return {}  # an adapter needs the transformer alone
+    modules = _read(folder / MODULES_FILE, list[NamedModule]) or []
+    named = {each.path: each.type for each in modules}
+    for router in (_read(folder / name, RouterFile) for name in ROUTERS):
+        named |= router.types if router else {}
+    return named
 
 
-def _read_json(file: Path) -> Any:  # noqa: ANN401 # what JSON can say
-    """Return what a file says; None where it is missing or damaged, which loading tells."""
+def _adapted(folder: Path) -> Path | None:
+    """Return the directory of the model that an adapter changes; None where a folder has none.
+
+    Raises:
+        ModelError: That model is not on this machine.
+    """
+    adapter = _read(folder / ADAPTER, AdapterFile)
+    if adapter is None:
+        return None
+    base = adapter.base_model_name_or_path
+    found = Path(base) if os.path.isdir(base) else _snapshot(base, None)  # noqa: PTH112 # as above
+    if found is None:
+        raise ModelError(f"{folder} is an adapter of {base}, which is not on this machine")
+    return found
+
+
+def _read(file: Path, kind: type[T]) -> T | None:
+    """Return what a file of JSON says; None where it is missing or damaged, as loading it tells."""
     try:
-        return msgspec.json.decode(file.read_bytes())
+        return msgspec.json.decode(file.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -247,27 +326,41 @@ def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _matching(directory: Path, patterns: Sequence[str]) -> set[Path]:
-    """Return the files that match any of the patterns."""
-    return {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
-
-
 def weight_files(directory: Path) -> set[Path]:
-    """Return the weight files that are loaded: a copy in another format makes no other model."""
-    files = set()
-    for module in (directory, *directory.glob(MODULES)):
-        kinds = (_matching(module, [pattern]) for pattern in WEIGHTS)
-        files |= next((kind for kind in kinds if kind), set())
+    """Return the weight files that are loaded: a copy in another format makes no other model.
+
+    Raises:
+        ModelError: The model is an adapter of one that is not on this machine.
+    """
+    return set(_weights(module_folders(directory)).values())
+
+
+def _weights(folders: Mapping[Path, Path]) -> dict[Path, Path]:
+    files = dict[Path, Path]()
+    for each in folders.items():
+        kinds = (_matching(dict([each]), [pattern]) for pattern in WEIGHTS)
+        files |= next(filter(None, kinds), {})
     return files
 
 
-def _digest(directory: Path, files: set[Path]) -> str:
-    """Return the SHA-256 over names and contents of files, "" when there are none."""
+def _matching(folders: Mapping[Path, Path], patterns: Sequence[str]) -> dict[Path, Path]:
+    """Return the files in some folders that match any of the patterns, by their path."""
+    return {
+        path / file.name: file
+        for path, folder in folders.items()
+        for pattern in patterns
+        for file in folder.glob(pattern)
+        if file.is_file()
+    }
+
+
+def _digest(files: Mapping[Path, Path]) -> str:
+    """Return the SHA-256 over paths and contents of files, "" when there are none."""
     if not files:
         return ""
     total = hashlib.sha256()
-    for file in sorted(files):
-        total.update(f"{file.relative_to(directory)}\0{sha256(file)}\0".encode())
+    for path in sorted(files):
+        total.update(f"{path}\0{sha256(files[path])}\0".encode())
     return total.hexdigest()
 
 

@@ -21,6 +21,7 @@ from embedfarm.contract.model_files import (
     is_null,
     resolve,
     sha256,
+    weight_files,
 )
 
 NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -313,3 +314,132 @@ def test_fingerprint_of_older_weights(tmp_path: Path) -> None:
     other = fingerprint("m", write(tmp_path / "two", changed), SPEC, "float32")
     assert one["weights"]
     assert differences(one, other) == ["weights"]
+
+
+# What the fingerprint was in version 0.1.0: outputs and graphs of it are known again by that.
+USUAL = {
+    "root": (FILES, ("bad8ec045b607d23", "212f83c9cf52a72a", "6a3af846431a212a")),
+    "transformer": (TRANSFORMER, ("05c8f086e1e9dfe3", "0a646f3a758eb6ae", "4a3eff849d9fb39b")),
+    "decoder": (
+        {name: content for name, content in FILES.items() if name != "vocab.txt"}
+        | {
+            "chat_template.jinja": "{{ messages }}",
+            "merges.txt": "a b",
+            "sentence_bert_config.json": "{}",
+        },
+        ("bad8ec045b607d23", "e28f7d415eb942b8", "a8d36853c40a0890"),
+    ),
+    "old": (
+        {
+            "modules.json": json.dumps([{"path": "0_Transformer", "type": "models.Transformer"}]),
+            "0_Transformer/config.json": "{}",
+            "0_Transformer/tokenizer.json": "{}",
+            "0_Transformer/tokenizer_config.json": "{}",
+            "0_Transformer/special_tokens_map.json": "{}",
+            "0_Transformer/pytorch_model.bin": "weights",
+            "1_Pooling/config.json": "{}",
+        },
+        ("4e90278a4712600f", "", "c6c1c7671396f49f"),
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", USUAL)
+def test_fingerprint_of_usual_layouts(tmp_path: Path, layout: str) -> None:
+    """A model in a usual layout keeps its fingerprint from release to release."""
+    files, known = USUAL[layout]
+    made = fingerprint("m", write(tmp_path / "model", files), SPEC, "float32")
+    assert (made["weights"][:16], made["tokenizer"][:16], made["configuration"][:16]) == known
+
+
+def test_fingerprint_of_the_published_model(tmp_path: Path) -> None:
+    """The default model keeps its fingerprint from release to release."""
+    made = fingerprint(NAME, resolve(NAME, tmp_path), SPEC, "float32")
+    found = (made["weights"][:16], made["tokenizer"][:16], made["configuration"][:16])
+    assert found == ("69e5c7e539d0fbed", "ada97a7ee737f200", "e2fb2bbdd4609d0e")
+
+
+def routed(path: str) -> dict[str, str]:
+    """Return the files of a router of two modules that is in a folder of a model."""
+    types = {"query_0_Transformer": "m.Transformer", "query_1_Dense": "m.Dense"}
+    config = json.dumps({"types": types, "structure": {"query": list(types)}})
+    files = {f"{path}{name}/model.safetensors": name for name in types}
+    files |= {f"{path}{name}/config.json": "{}" for name in types}
+    return files | {f"{path}router_config.json": config}
+
+
+NAMING = json.dumps([{"path": "", "type": "m.Router"}, {"path": "head", "type": "m.Dense"}])
+NAMED = (
+    routed("") | routed("1_Router/") | {"modules.json": NAMING, "head/model.safetensors": "head"}
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "component"),
+    [
+        ("query_0_Transformer/model.safetensors", "weights"),
+        ("query_1_Dense/model.safetensors", "weights"),
+        ("1_Router/query_1_Dense/model.safetensors", "weights"),
+        ("head/model.safetensors", "weights"),
+        ("query_1_Dense/config.json", "configuration"),
+        ("1_Router/query_0_Transformer/config.json", "configuration"),
+    ],
+)
+def test_fingerprint_of_named_modules(tmp_path: Path, name: str, component: str) -> None:
+    """The files of a module count, in whichever folder the model's own files say that it is."""
+    one = fingerprint("m", write(tmp_path / "one", NAMED), SPEC, "float32")
+    other = fingerprint("m", write(tmp_path / "two", NAMED | {name: "new"}), SPEC, "float32")
+    assert differences(one, other) == [component]
+    moved = fingerprint("m", write(tmp_path / "three", NAMED), SPEC, "float32")
+    assert differences(one, moved) == []
+
+
+def test_fingerprint_of_older_routers(tmp_path: Path) -> None:
+    """A router's modules count, too, where its file has the name of earlier versions."""
+    files = {name.replace("router_config", "config"): content for name, content in NAMED.items()}
+    one = fingerprint("m", write(tmp_path / "one", files), SPEC, "float32")
+    files |= {"query_1_Dense/model.safetensors": "new"}
+    other = fingerprint("m", write(tmp_path / "two", files), SPEC, "float32")
+    assert differences(one, other) == ["weights"]
+
+
+def adapter(base: str) -> dict[str, str]:
+    """Return the files of an adapter of a model."""
+    config = json.dumps({"peft_type": "LORA", "base_model_name_or_path": base})
+    return {"adapter_config.json": config, "adapter_model.safetensors": "change"}
+
+
+@pytest.mark.parametrize(
+    ("name", "component"),
+    [("model.safetensors", "weights"), ("config.json", "configuration")],
+)
+def test_fingerprint_of_an_adapter(tmp_path: Path, name: str, component: str) -> None:
+    """An adapter's fingerprint is also that of the model that it changes, which lies elsewhere."""
+    base = write(tmp_path / "base", TRANSFORMER)
+    model = write(tmp_path / "model", adapter(str(base)))
+    one = fingerprint("m", model, SPEC, "float32")
+    assert weight_files(model) == {
+        base / "model.safetensors",
+        model / "adapter_model.safetensors",
+    }
+    write(base, {name: "new"})
+    assert differences(one, fingerprint("m", model, SPEC, "float32")) == [component]
+
+
+def test_adapters_base_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model that an adapter changes may be one of the hub's, of which it needs a part.
+
+    Where that is away, there is no fingerprint.
+    """
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    model = write(tmp_path / "model", adapter("some/base"))
+    with pytest.raises(ModelError, match="is an adapter of some/base, which is not on this mach"):
+        fingerprint("m", model, SPEC, "float32")
+    snapshot = write_snapshot(tmp_path, "some/base", TRANSFORMER)
+    assert snapshot / "model.safetensors" in weight_files(model)
+
+
+def test_adapter_of_itself(tmp_path: Path) -> None:
+    """Files that name each other have a fingerprint, whatever loading makes of them."""
+    model = write(tmp_path / "model", adapter(str(tmp_path / "model")))
+    assert fingerprint("m", model, SPEC, "float32")["weights"]

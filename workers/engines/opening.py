@@ -178,7 +178,7 @@ def look_at(spec: JobSpec, settings: Settings) -> None:
         for file in model_files.weight_files(directory):
             if file.suffix == ".safetensors":
                 _check_weights(file)
-        for module in (directory, *directory.glob(model_files.MODULES)):
+        for module in model_files.module_folders(directory).values():
             for file in module.glob("config.json"):
                 _check_configuration(file)
 
