@@ -46,6 +46,7 @@ TOKENIZER: Final = (
     "added_tokens.json",
     "special_tokens_map.json",
 )
+CHAT_TEMPLATE: Final = "chat_template.jinja"
 CONFIGURATION: Final = ("*.json",)
 T = TypeVar("T")
 
@@ -67,6 +68,12 @@ class RouterFile(msgspec.Struct):
     """What a router says of its modules: their types by path."""
 
     types: dict[str, str]
+
+
+class TransformerFile(msgspec.Struct):
+    """What sentence-transformers says of a transformer: the kinds of input that it takes."""
+
+    modality_config: dict[str, Any]
 
 
 class AdapterFile(msgspec.Struct):
@@ -127,7 +134,7 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
     folders = module_folders(directory)
     return components | {
         "weights": _digest(_weights(folders)),
-        "tokenizer": _digest(_matching({Path(): directory}, TOKENIZER)),
+        "tokenizer": _digest(_tokenizers(folders)),
         "configuration": _digest(_matching(folders, CONFIGURATION)),
     }
 
@@ -341,6 +348,25 @@ def _weights(folders: Mapping[Path, Path]) -> dict[Path, Path]:
         kinds = (_matching(dict([each]), [pattern]) for pattern in WEIGHTS)
         files |= next(filter(None, kinds), {})
     return files
+
+
+def _tokenizers(folders: Mapping[Path, Path]) -> dict[Path, Path]:
+    """Return what makes tokens; below the directory itself, JSON counts as configuration only."""
+    root = Path()
+    files = {
+        path: file
+        for path, file in _matching(folders, TOKENIZER).items()
+        if path.parent == root or path.suffix != ".json"
+    }
+    plain = not (folders[root] / MODULES_FILE).exists()  # takes them where it has a template
+    messages = {path: each for path, each in folders.items() if plain or _takes_messages(each)}
+    return files | _matching(messages, [CHAT_TEMPLATE])
+
+
+def _takes_messages(folder: Path) -> bool:
+    """Tell whether a transformer's settings let it take texts as messages, by a template."""
+    said = _read(folder / "sentence_bert_config.json", TransformerFile)
+    return said is not None and "message" in said.modality_config
 
 
 def _matching(folders: Mapping[Path, Path], patterns: Sequence[str]) -> dict[Path, Path]:

@@ -374,6 +374,28 @@ NAMED = (
 )
 
 
+OLD = USUAL["old"][0]
+MESSAGES = {"sentence_bert_config.json": json.dumps({"modality_config": {"message": {}}})}
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        (OLD, "0_Transformer/vocab.txt"),
+        (OLD, "0_Transformer/sentencepiece.bpe.model"),
+        (OLD, "0_Transformer/merges.txt"),
+        (NAMED, "query_0_Transformer/vocab.txt"),
+        (FILES | MESSAGES, "chat_template.jinja"),
+        (TRANSFORMER, "chat_template.jinja"),
+    ],
+)
+def test_fingerprint_of_tokenizers(tmp_path: Path, files: dict[str, str], name: str) -> None:
+    """What makes the tokens of any module counts, and a template for messages where it is used."""
+    one = fingerprint("m", write(tmp_path / "one", files | {name: "a"}), SPEC, "float32")
+    other = fingerprint("m", write(tmp_path / "two", files | {name: "b"}), SPEC, "float32")
+    assert differences(one, other) == ["tokenizer"]
+
+
 @pytest.mark.parametrize(
     ("name", "component"),
     [
