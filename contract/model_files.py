@@ -131,8 +131,17 @@ def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -
     components = {"dtype": dtype} | job_components(spec)
     if directory is None:
         return components | {"weights": model}
+    return components | file_components(directory)
+
+
+def file_components(directory: Path) -> dict[str, str]:
+    """Return the fingerprint's components that the model's files decide, whatever the job.
+
+    Raises:
+        ModelError: The model is an adapter of one that is not on this machine.
+    """
     folders = module_folders(directory)
-    return components | {
+    return {
         "weights": _digest(_weights(folders)),
         "tokenizer": _digest(_tokenizers(folders)),
         "configuration": _digest(_matching(folders, CONFIGURATION)),

@@ -157,7 +157,8 @@ def embed(  # noqa: PLR0913 # all but the corpus are options, by name
 
     Raises:
         CorpusError: The corpus cannot be read.
-        OutputError: `out` has another corpus or other settings; SourceChanged: rows have changed.
+        OutputError: `out` has another corpus or other settings, or is finished and of other files
+            of the model; SourceChanged: rows have changed.
         ModelRefused: No worker can embed the job.
         FarmFull: The farm takes no new job now.
         StoreError: The store refuses or stays away. If that is not before anything is embedded, the

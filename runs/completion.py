@@ -14,6 +14,7 @@ from embedfarm.collector.manifest import (
     IDS_FILE,
     MANIFEST_FILE,
     SAMPLE_FILE,
+    SKIPPED_FILE,
     Manifest,
     OutputError,
 )
@@ -22,11 +23,11 @@ from embedfarm.collector.store_export import ExportReport
 from embedfarm.contract.scheduling_terms import USUAL, Terms
 from embedfarm.readers.directory import would_take
 from embedfarm.runs.ending import tidy
+from embedfarm.runs.fingerprint import check_files
 from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request, check_finished
 from embedfarm.runs.retry import retry_failed
 from embedfarm.runs.run import Run, Show
-from embedfarm.runs.skipped_rows import SKIPPED_FILE
 from embedfarm.runs.store_feed import Destination, StoreFeed
 from embedfarm.runs.versions import pin_versions
 
@@ -74,8 +75,8 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
         to: A vector store that gets the vectors as well.
 
     Raises:
-        OutputError: Parts are to be taken by reference, and nothing is reused; or the output would
-            be in its own corpus.
+        OutputError: Parts are to be taken by reference, and nothing is reused; the output would be
+            in its own corpus; or it is finished, and the model's files have changed since.
         Interrupted: `stop` was set; the same call goes on from there.
         EmbedfarmError: The request cannot be done; see `Run.embed`, `retry_failed` and
             `StoreExport.finish`.
@@ -95,6 +96,7 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
     request = pin_versions(request, place.out)
     before = check_finished(request, place.out)
     if before is not None:
+        check_files(place.out, before, request.spec, place.settings)
         tidy(place.out, before, place.settings, stop)
         if not (before.failed and retry):
             return CompletedOutput(before, before)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Final
 
 import msgspec
 
-from embedfarm.collector.manifest import STATE_DIRECTORY
+from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest, OutputError
+from embedfarm.contract import model_files
 from embedfarm.contract.canaries import Canaries
 from embedfarm.contract.durable_files import replacing
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_reports import ModelRefused
+from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
+from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobGone
 from embedfarm.runs.own_job import OwnJob
 
@@ -134,3 +138,32 @@ def hold_to(out: Path, fingerprint: Mapping[str, str], canaries: Canaries | None
         if not path.with_name(name).exists():
             with replacing(path.with_name(name)) as file:
                 file.write(data)
+
+
+def check_files(out: Path, manifest: Manifest, spec: JobSpec, settings: Settings) -> None:
+    """Compare the files that a model has now with those that a finished output was made from.
+
+    Nothing is compared where workers may read others: a farm's have a hub's model each for itself.
+    What an earlier version did not count is "" in the manifest.
+
+    Raises:
+        OutputError: The files have changed since.
+        ModelError: The files are not what they should be.
+    """
+    shared = not settings.redis_url or os.path.isdir(spec.model)  # noqa: PTH112 # Path raises
+    own = spec.engine in JOB_FIELDS["engine"].choices  # others say themselves what they load
+    files = model_files.find_local(spec.model, settings.model_cache) if shared and own else None
+    known = manifest.fingerprint
+    if files is None or not known.get("weights"):
+        return
+    differing = [
+        name
+        for name, digest in model_files.file_components(files).items()
+        if known.get(name) and known[name] != digest
+    ]
+    if differing:
+        raise OutputError(
+            f"{out} is finished, and the files of {spec.model} have changed since "
+            f"({', '.join(differing)}): embed with it into another directory (--out), or restore "
+            "them"
+        )

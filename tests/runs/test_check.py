@@ -4,6 +4,7 @@ import json
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,13 +19,16 @@ from typer.testing import CliRunner
 import embedfarm
 from embedfarm.cli.app import app
 from embedfarm.collector.export import export
-from embedfarm.collector.manifest import read_manifest, write_manifest
+from embedfarm.collector.manifest import OutputError, read_manifest, write_manifest
 from embedfarm.collector.sample_list import read_sample, write_table
+from embedfarm.contract import model_files
 from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.status import JobStatus
 from embedfarm.runs.check import recall_of_neighbours
+from embedfarm.runs.fingerprint import check_files
 from embedfarm.runs.own_job import OwnJob
 from embedfarm.runs.query import embed_query
 from embedfarm.runs.run import Run
@@ -63,6 +67,37 @@ def add_noise(model: Path, share: float) -> None:
     weights = np.frombuffer(data, "<f4", offset=begin)
     noise = np.random.default_rng(0).standard_normal(len(weights)).astype("<f4")
     file.write_bytes(bytes(data[:begin]) + (weights * (1 + share * noise)).tobytes())
+
+
+def test_a_finished_output_whose_model_has_changed(
+    home: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command is not told that all is done already where its model has other files now.
+
+    A farm's workers have those of a hub's model each for itself, and share a directory.
+    """
+    model = home / "model"
+    (file,) = model.glob("**/*.safetensors")
+    again = partial(
+        embedfarm.embed, TEXTS, out=out, model=str(model), dtype="float32", progress=False
+    )
+    before, was = file.read_bytes(), read_manifest(out)
+    again()
+    add_noise(model, 0.01)
+    try:
+        with pytest.raises(OutputError, match=r"/model have changed since \(weights\)"):
+            again()
+        monkeypatch.setattr(model_files, "find_local", lambda *_: model)
+        hub = JobSpec(model="some/model")
+        with pytest.raises(OutputError, match="weights"):
+            check_files(out, was, hub, Settings())
+        check_files(out, was, hub, Settings(redis_url="redis://farm"))
+        with pytest.raises(OutputError, match="weights"):
+            check_files(out, was, JobSpec(model=str(model)), Settings(redis_url="redis://farm"))
+        check_files(out, msgspec.structs.replace(was, fingerprint={}), hub, Settings())
+    finally:
+        file.write_bytes(before)
+    again()
 
 
 def test_the_model_itself_agrees(out: Path) -> None:
