@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -228,6 +229,17 @@ def test_a_server_that_cuts_texts_sooner_is_refused(
     served.embed = lambda texts: np.asarray(model.encode(list(texts)), np.float32)
     with pytest.raises(ModelError, match="cut or prompted in another way"):
         opened(served, directories[MODEL])
+
+
+def test_a_model_that_keeps_the_ends_of_texts_is_refused(
+    served: EmbeddingServer, tmp_path: Path
+) -> None:
+    """Texts for a server are cut at their ends; a model that keeps those is not served."""
+    file = build(MODEL, tmp_path) / "tokenizer_config.json"
+    ends = {"truncation_side": "left"}
+    file.write_bytes(msgspec.json.encode(msgspec.json.decode(file.read_bytes()) | ends))
+    with pytest.raises(ModelError, match="beginnings"):
+        opened(served, str(file.parent))
 
 
 def test_a_prompt_that_the_model_pools_without(directories: dict[str, str]) -> None:

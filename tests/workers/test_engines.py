@@ -459,6 +459,23 @@ def test_truncation(
         assert cosines(run(engine, TEXTS), theirs).min() >= 0.9999
 
 
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_a_tokenizer_that_keeps_the_ends_of_texts(
+    engine: str, tmp_path: Path, settings: Settings
+) -> None:
+    """A model that cuts long texts at their beginnings does so here, and in no producer."""
+    directory = build("mean_pooled", tmp_path)
+    file = directory / "tokenizer_config.json"
+    ends = {"truncation_side": "left"}
+    file.write_bytes(msgspec.json.encode(msgspec.json.decode(file.read_bytes()) | ends))
+    spec = JobSpec(model=str(directory), engine=engine, dtype="float32")
+    opened = open_engine(spec, "cpu", settings)
+    assert opened.tokenisation is None
+    texts = ["short", "one word, " * 60 + "and all others " * 60, " ".join(SENTENCES * 9)]
+    expected = encode(SentenceTransformer(str(directory), device="cpu"), texts)
+    assert cosines(run(opened, texts), expected).min() >= 0.9999
+
+
 def test_a_decoder_keeps_nothing_for_a_next_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

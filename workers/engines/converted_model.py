@@ -23,7 +23,7 @@ from embedfarm.workers.engines.graph import thread_count
 from embedfarm.workers.engines.tokenizer import Tokenizer, find_prompt
 from embedfarm.workers.engines.tokens import Padding
 
-VERSION: Final = "1"  # changes with what is kept
+VERSION: Final = "2"  # changes with what is kept, and how it is found out
 LIBRARIES: Final = ("openvino", "sentence-transformers", "tokenizers", "torch", "transformers")
 # What of a job's fingerprint decides what goes into a graph, and what becomes of what comes out. Of
 # the dtype only int8 makes another graph, and a task only that of a model with routes.

@@ -332,6 +332,8 @@ def open_endpoint(spec: JobSpec, settings: Settings) -> EndpointEngine:
     reference = SentenceTransformerEngine.open(exact, "cpu", settings.model_cache, measured=False)
     if not isinstance(reference.model[0], Transformer):
         raise ModelError("its texts are no tokens, by which they could be cut for a server")
+    if not reference.preprocessing.keeps_start:
+        raise ModelError("it cuts long texts at their beginnings; those for a server lose the end")
     client = EndpointClient(
         settings.endpoint_url,
         settings.endpoint_requests_max,

@@ -78,6 +78,11 @@ class ModelTokenizer(Tokenizer):
         """Tokens that a text may have; a very large number without a limit."""
         return min(self.spec.max_length or self.own_limit, self.own_limit)
 
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the beginning of a long text is kept, and not its end."""
+        return bool(self.model.tokenizer.truncation_side == "right")
+
     @cached_property
     def padding(self) -> Padding:
         """How the tokenizer pads the texts of a device batch."""
@@ -105,9 +110,11 @@ class ModelTokenizer(Tokenizer):
             directory: Directory of the model's files.
         """
         fast = self.model.tokenizer.is_fast  # one that is not tells no offsets
-        if self.limit == sys.maxsize or not fast or not (directory / FILE).exists():
+        usable = fast and self.keeps_start  # as an encoder does
+        if self.limit == sys.maxsize or not usable or not (directory / FILE).exists():
             return None
-        probes = [*PROBES, "word " * 2 * self.limit, "\t" * CHARACTERS_PER_TOKEN_MAX * self.limit]
+        long = "first " * self.limit + "last " * self.limit
+        probes = [*PROBES, long, "\t" * CHARACTERS_PER_TOKEN_MAX * self.limit]
         plain = self.truncate(probes)
         encoder = TokenEncoder.describe(directory, self.prompt, self.limit)
         ids, lengths = encoder.encode(probes)
@@ -177,8 +184,7 @@ class ModelTokenizer(Tokenizer):
 
     def _cut(self, texts: Sequence[str]) -> list[str]:
         """Cut off most of what is truncated anyway, where that is at the ends of texts."""
-        keeps_start = self.model.tokenizer.truncation_side == "right"
-        return cut_texts(texts, self.limit) if keeps_start else list(texts)
+        return cut_texts(texts, self.limit) if self.keeps_start else list(texts)
 
 
 def _lengths(features: dict[str, Any]) -> NDArray[np.int64]:
