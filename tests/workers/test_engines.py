@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from transformers.cache_utils import DynamicLayer
@@ -20,7 +21,14 @@ from embedfarm.contract.model_files import ModelError, resolve
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.producer.docstrings import docstrings
-from embedfarm.workers.engines.engine import Chunk, DeviceFailed, Engine, OutOfMemory
+from embedfarm.workers.engines import sentence_transformer
+from embedfarm.workers.engines.engine import (
+    Chunk,
+    DeviceFailed,
+    Engine,
+    ModelUnavailable,
+    OutOfMemory,
+)
 from embedfarm.workers.engines.opening import open_engine
 from embedfarm.workers.engines.openvino import OpenVinoEngine
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
@@ -474,6 +482,30 @@ def test_a_tokenizer_that_keeps_the_ends_of_texts(
     texts = ["short", "one word, " * 60 + "and all others " * 60, " ".join(SENTENCES * 9)]
     expected = encode(SentenceTransformer(str(directory), device="cpu"), texts)
     assert cosines(run(opened, texts), expected).min() >= 0.9999
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_files_that_change_while_they_are_loaded(
+    engine: str, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are replaced during a load are refused for now, and kept under no name."""
+    weights = build("cls_pooled", tmp_path) / "model.safetensors"
+    others = {name: tensor.roll(1, 0) for name, tensor in load_file(weights).items()}
+    load = sentence_transformer.load_files
+
+    def load_and_replace(*words: Any) -> SentenceTransformer:  # noqa: ANN401 # of `load_files`
+        loaded = load(*words)
+        save_file(others, weights.with_name("new"))
+        weights.with_name("new").replace(weights)
+        return loaded
+
+    monkeypatch.setattr(sentence_transformer, "load_files", load_and_replace)
+    spec = JobSpec(model=str(weights.parent), engine=engine, dtype="float32")
+    with pytest.raises(ModelUnavailable, match="changed"):
+        open_engine(spec, "cpu", settings)
+    monkeypatch.undo()
+    expected = encode(SentenceTransformer(spec.model, device="cpu"), SENTENCES)
+    assert cosines(run(open_engine(spec, "cpu", settings), SENTENCES), expected).min() >= 0.9999
 
 
 def test_a_decoder_keeps_nothing_for_a_next_token(

@@ -104,20 +104,22 @@ def prepare_with_torch(
     engine = SentenceTransformerEngine.open(plain, "cpu", settings.model_cache)
     if not isinstance(engine.model[0], Transformer):
         raise ModelError("OpenVINO takes transformers, and this model begins with another module")
+    fingerprint = engine.fingerprint | {"dtype": dtype}
     try:
         graph = _Graph(engine)
-        path, compiled = _find_graph(engine, graph, spec, dtype, settings)
+        path, compiled = _find_graph(engine, graph, fingerprint, settings)
     except RuntimeError as error:  # OpenVINO's errors are all of this kind
         raise ModelError(f"{spec.model} does not run on OpenVINO: {error}") from error
     peak = 0.0 if dtype == "int8" else known_peak(engine.device, getattr(torch, dtype))
     counted = engine.arithmetic
     if isinstance(engine.tokenizer, EncoderTokenizer) and not engine.has_routes:
-        place = kept_path(spec, dtype, engine.directory, settings)
+        place = kept_path(fingerprint, settings)
         write_kept(
             place, _describe(engine, graph, path, read_kept(place), {peak_name(dtype): peak})
         )
     engine.model.to("meta")  # torch's weights have done their work; a tokenizer may stay
     prepared = Prepared(
+        fingerprint,
         engine.tokenizer,
         path,
         tuple(graph.inputs),
@@ -176,11 +178,15 @@ def _tokenizers(
 
 
 def _find_graph(
-    engine: SentenceTransformerEngine, graph: _Graph, spec: JobSpec, dtype: str, settings: Settings
+    engine: SentenceTransformerEngine,
+    graph: _Graph,
+    fingerprint: Mapping[str, str],
+    settings: Settings,
 ) -> tuple[Path, CompiledGraph]:
     """Return the directory of a graph whose vectors are torch's, made if there is none."""
-    identity = files_identity(spec, dtype, engine.directory) | {
-        "task": spec.task if engine.has_routes else "",
+    dtype = fingerprint["dtype"]
+    identity = files_identity(fingerprint) | {
+        "task": engine.spec.task if engine.has_routes else "",
         "constants": repr(sorted(graph.constants.items())),
         "openvino": VERSION,
         "graph": GRAPH_VERSION,

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import TokenEncoder
@@ -79,9 +78,10 @@ class ConvertedModel(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What an engine on OpenVINO needs to know of a model for a job, beside its fingerprint.
+    """What an engine on OpenVINO needs to know of a model for a job.
 
     Attributes:
+        fingerprint: Fingerprint of the vectors.
         tokenizer: Makes the tokens.
         graph: Directory of the graph.
         inputs: Names of the features that the graph takes, in its order.
@@ -90,6 +90,7 @@ class Prepared:
         arithmetic: Operations of the model, and the processor's peak; 0 where it is not known.
     """
 
+    fingerprint: dict[str, str]
     tokenizer: Tokenizer
     graph: Path
     inputs: tuple[str, ...]
@@ -98,16 +99,14 @@ class Prepared:
     arithmetic: Arithmetic
 
 
-def kept_path(spec: JobSpec, dtype: str, directory: Path, settings: Settings) -> Path:
+def kept_path(fingerprint: Mapping[str, str], settings: Settings) -> Path:
     """Return where a model that was converted for a job is described.
 
     Args:
-        spec: The job.
-        dtype: Type that the model computes in.
-        directory: Directory of the model's files.
+        fingerprint: Fingerprint of the job's vectors.
         settings: Settings, which say where graphs are kept.
     """
-    identity = files_identity(spec, dtype, directory) | {"kept": VERSION, **_versions()}
+    identity = files_identity(fingerprint) | {"kept": VERSION, **_versions()}
     return cache_directory(settings) / f"{digest(identity)}.json"
 
 
@@ -116,11 +115,10 @@ def cache_directory(settings: Settings) -> Path:
     return settings.engine_cache.expanduser() / "openvino"
 
 
-def files_identity(spec: JobSpec, dtype: str, directory: Path) -> dict[str, str]:
+def files_identity(fingerprint: Mapping[str, str]) -> dict[str, str]:
     """Return what decides a graph, whatever the job asks for beside its dtype."""
-    fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
     kept = {name: value for name, value in fingerprint.items() if name not in NOT_IN_GRAPH}
-    return kept | {"quantised": str(dtype == "int8"), "processor": cpu_name()}
+    return kept | {"quantised": str(fingerprint["dtype"] == "int8"), "processor": cpu_name()}
 
 
 def digest(identity: Mapping[str, str]) -> str:
@@ -149,9 +147,16 @@ def write_kept(path: Path, model: ConvertedModel) -> None:
 
 
 def from_kept(
-    kept: ConvertedModel, spec: JobSpec, dtype: str, directory: Path, graphs: Path
+    kept: ConvertedModel, spec: JobSpec, fingerprint: dict[str, str], directory: Path, graphs: Path
 ) -> Prepared | None:
     """Prepare a job without torch; None where it asks for what was not tried with the model.
+
+    Args:
+        kept: What is known of the model.
+        spec: The job.
+        fingerprint: Fingerprint of its vectors.
+        directory: Directory of the model's files.
+        graphs: Directory of all graphs.
 
     Raises:
         ModelError: The model cannot do what the job asks for.
@@ -166,12 +171,13 @@ def from_kept(
     tokenizer = EncoderTokenizer(spec, encoder, found.frame, kept.padding)
     tokenizer.check()
     return Prepared(
+        fingerprint,
         tokenizer,
         graphs / found.graph,
         tuple(kept.inputs),
         kept.dimensions,
         kept.unit,
-        Arithmetic(*kept.flops, kept.peaks.get(peak_name(dtype), 0.0)),
+        Arithmetic(*kept.flops, kept.peaks.get(peak_name(fingerprint["dtype"]), 0.0)),
     )
 
 

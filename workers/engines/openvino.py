@@ -35,6 +35,7 @@ from embedfarm.workers.engines.graph import (
     check_cosines,
     resolve_dtype,
 )
+from embedfarm.workers.engines.unchanged_files import unchanged
 
 BATCH_TOKENS: Final = 2048  # padded, of a device batch, as on torch (benchmarks/batch_shapes.py)
 # What a launch takes in tokens, less than on torch: 16 to 24 by benchmarks/batch_shapes.py, between
@@ -60,7 +61,6 @@ class OpenVinoEngine:
     spec: JobSpec
     settings: Settings
     dtype: str
-    fingerprint: dict[str, str]
     prepared: Prepared
     graphs: dict[str, CompiledGraph]
 
@@ -69,6 +69,11 @@ class OpenVinoEngine:
     asynchronous: ClassVar[bool] = False
     batch_tokens: ClassVar[int] = BATCH_TOKENS
     launch_tokens: ClassVar[int] = LAUNCH_TOKENS
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """Properties that must be equal for two vectors to be comparable."""
+        return self.prepared.fingerprint
 
     @property
     def dimensions(self) -> int:
@@ -104,7 +109,7 @@ class OpenVinoEngine:
         exact = msgspec.structs.replace(self.spec, dtype="float32")
         if "float32" in self.graphs:
             prepared = _prepare(exact, "float32", self.settings)
-            return _engine(exact, "float32", self.settings, prepared, self.graphs)
+            return OpenVinoEngine(exact, self.settings, "float32", prepared, self.graphs)
         twin = _open(exact, "float32", self.settings)
         if sum(file.stat().st_size for file in twin.prepared.graph.iterdir()) <= TWIN_BYTES_MAX:
             self.graphs["float32"] = twin.graphs["float32"]
@@ -121,7 +126,7 @@ class OpenVinoEngine:
         prepared = _prepare(spec, self.dtype, self.settings)
         if prepared.graph != self.prepared.graph:
             return None
-        return _engine(spec, self.dtype, self.settings, prepared, self.graphs)
+        return OpenVinoEngine(spec, self.settings, self.dtype, prepared, self.graphs)
 
     def flops(self, lengths: NDArray[np.int64]) -> float:
         """Return the operations for texts of these lengths, by counts made at the conversion."""
@@ -183,20 +188,7 @@ def _open(spec: JobSpec, dtype: str, settings: Settings) -> OpenVinoEngine:
     graph = None if prepared is None else _compile(prepared, dtype)
     if prepared is None or graph is None:
         prepared, graph = _prepare_with_torch(spec, dtype, settings)
-    return _engine(spec, dtype, settings, prepared, {dtype: graph})
-
-
-def _engine(
-    spec: JobSpec,
-    dtype: str,
-    settings: Settings,
-    prepared: Prepared,
-    graphs: dict[str, CompiledGraph],
-) -> OpenVinoEngine:
-    """Return a job's engine with the fingerprint of its vectors."""
-    directory = model_files.resolve(spec.model, settings.model_cache)
-    fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
-    return OpenVinoEngine(spec, settings, dtype, fingerprint, prepared, graphs)
+    return OpenVinoEngine(spec, settings, dtype, prepared, {dtype: graph})
 
 
 def _prepare(spec: JobSpec, dtype: str, settings: Settings) -> Prepared:
@@ -208,10 +200,11 @@ def _prepare(spec: JobSpec, dtype: str, settings: Settings) -> Prepared:
 def _prepare_from_kept(spec: JobSpec, dtype: str, settings: Settings) -> Prepared | None:
     """Prepare a job by what is kept of its model; None where that is not enough."""
     directory = model_files.resolve(spec.model, settings.model_cache)
-    kept = read_kept(kept_path(spec, dtype, directory, settings))
-    if kept is None:
-        return None
-    return from_kept(kept, spec, dtype, directory, cache_directory(settings))
+    with unchanged(spec, directory, dtype) as fingerprint:
+        kept = read_kept(kept_path(fingerprint, settings))
+        if kept is None:
+            return None
+        return from_kept(kept, spec, fingerprint, directory, cache_directory(settings))
 
 
 def _prepare_with_torch(

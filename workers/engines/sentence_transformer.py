@@ -34,6 +34,7 @@ from embedfarm.workers.engines.engine import (
     DeviceFailed,
     Engine,
     Finish,
+    ModelUnavailable,
     NoRoom,
     OutOfMemory,
     Tokenised,
@@ -43,6 +44,7 @@ from embedfarm.workers.engines.measurement import count_flops, known_peak
 from embedfarm.workers.engines.model_tokenizer import ModelTokenizer
 from embedfarm.workers.engines.tokenizer import Tokenizer
 from embedfarm.workers.engines.tokens import Tokens, lay_end_to_end
+from embedfarm.workers.engines.unchanged_files import unchanged
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +148,7 @@ class SentenceTransformerEngine:
             measured: Whether to count operations and take the device's peak, which takes time.
 
         Raises:
-            NoRoom: There is no memory for it now.
+            ModelUnavailable: There is no memory for it now, or its files are being changed.
             ModelError: The model is not to be had, or does not work.
         """
         disable_progress_bar()
@@ -154,12 +156,13 @@ class SentenceTransformerEngine:
         dtype = resolve_dtype(spec.dtype, device)
         try:
             with device_errors():
-                engine = cls._load(spec, device, dtype, directory)
+                with unchanged(spec, directory, dtype) as fingerprint:
+                    engine = cls._load(spec, device, fingerprint, directory)
                 if measured:
                     engine.arithmetic = engine.measure()
                     if engine.asynchronous:
                         engine.batch_tokens = gpu_batch_tokens(engine.arithmetic)
-        except DeviceFailed:
+        except (DeviceFailed, ModelUnavailable):
             raise
         except OutOfMemory as error:
             raise NoRoom(f"{directory}: {error}") from error
@@ -169,17 +172,16 @@ class SentenceTransformerEngine:
 
     @classmethod
     def _load(
-        cls, spec: JobSpec, device: str, dtype: str, directory: Path
+        cls, spec: JobSpec, device: str, fingerprint: dict[str, str], directory: Path
     ) -> "SentenceTransformerEngine":
         """Load the model and run it once; anything may be raised."""
-        loaded = cls._load_files(directory, device, dtype, spec.task)
+        loaded = cls._load_files(directory, device, fingerprint["dtype"], spec.task)
         model = follow_routes(loaded, spec.task)
         model.eval()
         for module in list(model)[1:]:
             module.float()
         if not isinstance(model[0], Transformer):
-            dtype = "float32"
-        fingerprint = model_files.fingerprint(spec.model, directory, spec, dtype)
+            fingerprint = fingerprint | {"dtype": "float32"}
         engine = cls(model, spec, torch.device(device), fingerprint, directory)
         engine.has_routes = model is not loaded
         engine.forward(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))

@@ -11,7 +11,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.calibration import calibration_texts
-from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.engine import Engine, ModelUnavailable
 from embedfarm.workers.engines.openvino import open_openvino
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.packing import pack
@@ -29,6 +29,7 @@ def try_engines(spec: JobSpec, device: str, settings: Settings) -> dict[str, flo
         Tokens per second of "torch" and "openvino"; nothing where only torch takes the model.
 
     Raises:
+        ModelUnavailable: The model is not to be had now.
         ModelError: torch itself does not take the model.
     """
     plain = SentenceTransformerEngine.open(spec, device, settings.model_cache)
@@ -36,6 +37,8 @@ def try_engines(spec: JobSpec, device: str, settings: Settings) -> dict[str, flo
     if isinstance(plain.model[0], Transformer):
         try:
             engines["openvino"] = open_openvino(spec, device, settings)
+        except ModelUnavailable:
+            raise  # nothing is found out about it now
         except ModelError as error:
             log.info("OpenVINO does not take %s: %s", spec.model, error)
     seconds: dict[str, list[float]] = {name: [] for name in engines}
