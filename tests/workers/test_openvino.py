@@ -174,15 +174,26 @@ def test_a_model_that_is_known_starts_without_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["graph.xml", "graph.bin", "sample.npz"])
-def test_a_damaged_graph_is_made_anew(name: str, tmp_path: Path) -> None:
-    """A file of a kept graph that is damaged costs another conversion, and no vector."""
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_damaged_graph_is_made_anew(
+    name: str, share: float, tmp_path: Path, *, known: bool
+) -> None:
+    """A file of a kept graph of which only a part is left costs another conversion, and no vector.
+
+    That holds also where what is known of the model is lost with it.
+    """
     settings = Settings(engine_cache=tmp_path / "cache")
     spec = JobSpec(model=str(build("mean_pooled", tmp_path)), dtype="float32", engine="openvino")
     first = embed(open_engine(spec, "cpu", settings))
     (file,) = (tmp_path / "cache").rglob(name)
     data = bytearray(file.read_bytes())
-    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    left = int(share * len(data))
+    data[left:] = bytes(len(data) - left) if share else b""
     file.write_bytes(data)
+    if not known:
+        for description in (tmp_path / "cache").rglob("*.json"):
+            description.unlink()
     np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), first)
     (file,) = (tmp_path / "cache").rglob(name)
     assert file.read_bytes() != data

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from sentence_transformers.base.modules import Transformer
 
+from embedfarm.contract.durable_files import sync
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
@@ -43,6 +44,7 @@ from embedfarm.workers.engines.graph import (
     TorchSample,
     check_cosines,
     convert,
+    open_kept,
     write,
 )
 from embedfarm.workers.engines.measurement import known_peak
@@ -193,13 +195,19 @@ def _find_graph(
     }
     path = cache_directory(settings) / digest(identity)
     path.parent.mkdir(parents=True, exist_ok=True)
+    kept = None
     if path.exists():
-        return path, _compile(engine, graph, path, dtype)
+        kept = open_kept(path, graph.inputs, dtype, engine.preprocessing.pad)
+    if kept is not None:
+        return path, kept
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         made = Path(directory) / "graph"
         write(_convert(engine, graph, dtype), made)
         _sample(engine).write(made)
         compiled = _compile(engine, graph, made, dtype)
+        for file in made.iterdir():
+            with file.open("rb") as written:
+                sync(written)  # a loss of power leaves all of a graph, or nothing
         try:
             made.rename(path)
         except OSError:

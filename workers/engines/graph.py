@@ -4,12 +4,15 @@ Nothing here needs torch: `conversion` makes the graphs.
 """
 
 import functools
+import logging
 import os
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +44,8 @@ SAMPLE: Final = "sample.npz"
 SAMPLE_RUN_TEXTS: Final = 2
 SAMPLE_STEP: Final = 4  # at a start, each so many of the texts that were compared at first
 Pad = Callable[[Tokens, NDArray[np.int64], NDArray[np.intp]], dict[str, Any]]
+
+log = logging.getLogger(__name__)
 
 NO_MEMORY: Final = ("could not create a ", "not enough memory", "can't allocate memory")
 
@@ -76,7 +81,7 @@ def convert(module: Any, example: Sequence[Any]) -> openvino.Model:  # noqa: ANN
 
 
 def write(model: openvino.Model, directory: Path) -> None:
-    """Write a graph into a directory, with its weights as they are."""
+    """Write a graph into a directory that is made for it, with its weights as they are."""
     openvino.save_model(model, directory / GRAPH, compress_to_fp16=False)
 
 
@@ -117,7 +122,7 @@ class TorchSample:
                 names = [name for name in data.files if name.startswith("column ")]
                 columns = {name.removeprefix("column "): data[name] for name in names}
                 lengths, vectors = data["lengths"], data["vectors"]
-        except (KeyError, zipfile.BadZipFile) as error:
+        except (EOFError, KeyError, zipfile.BadZipFile) as error:
             raise ValueError(f"{directory / SAMPLE} is damaged: {error}") from error
         return cls(Tokens(columns, np.cumsum(lengths)), lengths, vectors)
 
@@ -195,3 +200,28 @@ def check_cosines(cosines: NDArray[np.float64], dtype: str) -> None:
     least = float(cosines.min())
     if not least >= COSINES_MIN[dtype]:  # nor is it where it is NaN
         raise ModelError(f"OpenVINO in {dtype} is off: cosine {least:.4f} with torch at worst")
+
+
+def open_kept(directory: Path, inputs: Sequence[str], dtype: str, pad: Pad) -> CompiledGraph | None:
+    """Compile a graph that was kept, if its vectors are torch's still; else throw it away.
+
+    Args:
+        directory: Directory of its files.
+        inputs: Names of the features that it takes.
+        dtype: Key of `PRECISIONS`.
+        pad: Makes a device batch of some texts.
+    """
+    try:
+        graph = CompiledGraph.open(directory, inputs, dtype)
+        check_cosines(graph.compare(TorchSample.read(directory), pad, SAMPLE_STEP), dtype)
+    except (OSError, RuntimeError, ValueError) as error:
+        log.warning("the graph in %s is of no use, making it anew: %s", directory, error)
+        _discard(directory)
+        return None
+    return graph
+
+
+def _discard(directory: Path) -> None:
+    """Throw a graph away, as another worker may do at the same moment."""
+    with TemporaryDirectory(dir=directory.parent) as place, suppress(FileNotFoundError):
+        directory.rename(Path(place) / "graph")

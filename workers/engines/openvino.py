@@ -4,8 +4,6 @@ A model that this host has converted before starts without torch and sentence-tr
 take seconds to import; what was found out then is kept beside the graph (`converted_model`).
 """
 
-import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -28,13 +26,7 @@ from embedfarm.workers.engines.converted_model import (
     read_kept,
 )
 from embedfarm.workers.engines.engine import Chunk, Finish, Tokenised
-from embedfarm.workers.engines.graph import (
-    SAMPLE_STEP,
-    CompiledGraph,
-    TorchSample,
-    check_cosines,
-    resolve_dtype,
-)
+from embedfarm.workers.engines.graph import CompiledGraph, open_kept, resolve_dtype
 from embedfarm.workers.engines.unchanged_files import unchanged
 
 BATCH_TOKENS: Final = 2048  # padded, of a device batch, as on torch (benchmarks/batch_shapes.py)
@@ -43,8 +35,6 @@ BATCH_TOKENS: Final = 2048  # padded, of a device batch, as on torch (benchmarks
 LAUNCH_TOKENS: Final = 16
 # A graph in float32 that is kept beside another; to compile it again takes each job half a second.
 TWIN_BYTES_MAX: Final = 256 << 20
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -185,7 +175,9 @@ def open_openvino(spec: JobSpec, device: str, settings: Settings) -> OpenVinoEng
 def _open(spec: JobSpec, dtype: str, settings: Settings) -> OpenVinoEngine:
     """Open a job's engine by what is kept of its model, else with torch."""
     prepared = _prepare_from_kept(spec, dtype, settings)
-    graph = None if prepared is None else _compile(prepared, dtype)
+    graph = None
+    if prepared is not None:
+        graph = open_kept(prepared.graph, prepared.inputs, dtype, prepared.tokenizer.pad)
     if prepared is None or graph is None:
         prepared, graph = _prepare_with_torch(spec, dtype, settings)
     return OpenVinoEngine(spec, settings, dtype, prepared, {dtype: graph})
@@ -215,16 +207,3 @@ def _prepare_with_torch(
         from embedfarm.workers.engines.conversion import prepare_with_torch  # noqa: PLC0415 # above
 
     return prepare_with_torch(spec, dtype, settings)
-
-
-def _compile(prepared: Prepared, dtype: str) -> CompiledGraph | None:
-    """Compile a graph that was kept, if its vectors are torch's still; else throw it away."""
-    try:
-        graph = CompiledGraph.open(prepared.graph, prepared.inputs, dtype)
-        sample = TorchSample.read(prepared.graph)
-        check_cosines(graph.compare(sample, prepared.tokenizer.pad, SAMPLE_STEP), dtype)
-    except (OSError, RuntimeError, ValueError) as error:
-        log.warning("the graph in %s is of no use, making it anew: %s", prepared.graph, error)
-        shutil.rmtree(prepared.graph)
-        return None
-    return graph
