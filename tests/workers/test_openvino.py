@@ -199,6 +199,27 @@ def test_a_damaged_graph_is_made_anew(
     assert file.read_bytes() != data
 
 
+def test_a_graph_of_another_model_is_not_taken(tmp_path: Path) -> None:
+    """A kept graph is used only if it makes what torch makes of the model, whatever its name.
+
+    Files that no digest covers, or another version of a library, may be what has changed.
+    """
+    settings = Settings(engine_cache=tmp_path / "cache")
+    places = []
+    for seed in (1, 2):
+        (tmp_path / str(seed)).mkdir()
+        spec = JobSpec(str(build("mean_pooled", tmp_path / str(seed), seed)), engine="openvino")
+        spec = msgspec.structs.replace(spec, dtype="float32")
+        engine = open_engine(spec, "cpu", settings)
+        assert isinstance(engine, OpenVinoEngine)
+        places.append(engine.prepared.graph)
+    expected = embed(engine)
+    shutil.copytree(places[0], places[1], dirs_exist_ok=True)
+    for description in (tmp_path / "cache").rglob("*.json"):
+        description.unlink()
+    np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), expected)
+
+
 def test_what_is_known_of_a_model_may_be_lost(tmp_path: Path) -> None:
     """A description that cannot be read, or is of a graph that has gone, is made again."""
     settings = Settings(engine_cache=tmp_path / "cache")

@@ -39,6 +39,7 @@ from embedfarm.workers.engines.converted_model import (
 )
 from embedfarm.workers.engines.encoder_tokenizer import EncoderTokenizer
 from embedfarm.workers.engines.graph import (
+    SAMPLE_STEP,
     VERSION,
     CompiledGraph,
     TorchSample,
@@ -196,14 +197,15 @@ def _find_graph(
     path = cache_directory(settings) / digest(identity)
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = None
-    if path.exists():
-        kept = open_kept(path, graph.inputs, dtype, engine.preprocessing.pad)
+    if path.exists():  # made by a model of these digests, but perhaps not by this one
+        now = _sample(engine, COMPARED_STEP * SAMPLE_STEP)
+        kept = open_kept(path, graph.inputs, dtype, engine.preprocessing.pad, now)
     if kept is not None:
         return path, kept
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         made = Path(directory) / "graph"
         write(_convert(engine, graph, dtype), made)
-        _sample(engine).write(made)
+        _sample(engine, COMPARED_STEP).write(made)
         compiled = _compile(engine, graph, made, dtype)
         for file in made.iterdir():
             with file.open("rb") as written:
@@ -216,9 +218,9 @@ def _find_graph(
     return path, compiled
 
 
-def _sample(engine: SentenceTransformerEngine) -> TorchSample:
-    """Embed some texts with torch, one by one, so that no padding has a part in it."""
-    batch = engine.preprocessing.truncate(calibration_texts()[::COMPARED_STEP])
+def _sample(engine: SentenceTransformerEngine, step: int) -> TorchSample:
+    """Embed every so many texts with torch, one by one, so that no padding has a part in it."""
+    batch = engine.preprocessing.truncate(calibration_texts()[::step])
     with torch.inference_mode():
         made = [
             engine.sentence_embeddings(engine.features(batch, np.asarray([row])))

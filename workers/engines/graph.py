@@ -202,18 +202,26 @@ def check_cosines(cosines: NDArray[np.float64], dtype: str) -> None:
         raise ModelError(f"OpenVINO in {dtype} is off: cosine {least:.4f} with torch at worst")
 
 
-def open_kept(directory: Path, inputs: Sequence[str], dtype: str, pad: Pad) -> CompiledGraph | None:
-    """Compile a graph that was kept, if its vectors are torch's still; else throw it away.
+def open_kept(
+    directory: Path,
+    inputs: Sequence[str],
+    dtype: str,
+    pad: Pad,
+    sample: TorchSample | None = None,
+) -> CompiledGraph | None:
+    """Compile a graph that was kept, if its vectors are torch's; else throw it away.
 
     Args:
         directory: Directory of its files.
         inputs: Names of the features that it takes.
         dtype: Key of `PRECISIONS`.
         pad: Makes a device batch of some texts.
+        sample: What torch makes of some texts now; None for what it made of them at first.
     """
     try:
-        graph = CompiledGraph.open(directory, inputs, dtype)
-        check_cosines(graph.compare(TorchSample.read(directory), pad, SAMPLE_STEP), dtype)
+        graph, first = CompiledGraph.open(directory, inputs, dtype), TorchSample.read(directory)
+        compared, step = (first, SAMPLE_STEP) if sample is None else (sample, 1)
+        check_cosines(graph.compare(compared, pad, step), dtype)
     except (OSError, RuntimeError, ValueError) as error:
         log.warning("the graph in %s is of no use, making it anew: %s", directory, error)
         _discard(directory)
