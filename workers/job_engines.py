@@ -177,7 +177,7 @@ class JobEngines:
         new = {
             job: self._identities[job].generation for job in jobs if not self._agrees(job, engine)
         }
-        if new:
+        if new and not self.models.is_outdated(engine):
             agreed = self.farm.reports.agree_together(
                 new, self.worker, engine.fingerprint, engine.tokenisation
             )
@@ -211,13 +211,16 @@ class JobEngines:
         return words
 
     def needs_load(self, job: str) -> bool:
-        """Tell whether a model has to be loaded for this job.
+        """Tell whether a model has to be loaded for this job; a new job has the files of now.
 
         Raises:
             embedfarm.contract.jobs.JobGone: There is no such job.
         """
         try:
-            return self.models.variant(self.spec(job)) is None
+            spec = self.spec(job)
+            if job not in self._agreed:
+                self.models.room.renew(spec.model)
+            return self.models.variant(spec) is None
         except (ModelError, RecordError):
             return False  # `prepare` refuses it
 
@@ -266,9 +269,13 @@ class JobEngines:
         """See that an engine makes what is wanted, and the same as the job's other workers.
 
         Raises:
-            ModelError: It has too few dimensions, or other ones than the job's ranges.
+            ModelError: It has too few dimensions, or other ones than the job's ranges, or was
+                loaded from other files than there are now.
             ModelRefused: Others embed the job with another model, or other tokens.
         """
+        if self.models.is_outdated(engine):
+            later = "they are loaded once no work needs those of before"
+            raise ModelUnavailable(f"the files of {spec.model} have changed; {later}")
         _check_dimensions(spec, engine)
         check_ranges(spec, engine.dimensions)
         words = self.farm.reports.agree(job, engine.fingerprint, generation)

@@ -30,8 +30,8 @@ class ModelRoom:
 
     A model goes only when its memory is wanted for another one, or when it was not used for
     `model_idle_seconds`, or when people want it to; never while work in hand needs it, nor
-    otherwise if it is pinned. Only the thread that leases work may call `make`, `follow` and
-    `unload_idle`.
+    otherwise if it is pinned. Only the thread that leases work may call `make`, `follow`, `renew`
+    and `unload_idle`.
 
     Attributes:
         gone: Told of each model that goes, by name, and why: "room", "idle" or "order".
@@ -130,15 +130,26 @@ class ModelRoom:
             if order.unload_at not in {0.0, before.get(name, NO_ORDER).unload_at}
         }
         self.parked.forget(unload)
+        for model in self.resident:
+            model.unwanted |= model.spec.model in unload
+        self._unload_unwanted()
+
+    def renew(self, name: str) -> None:
+        """Have the models of a name go whose files have changed, as soon as no work needs them."""
+        for model in self.resident:
+            if model.spec.model == name and model.is_outdated(self.settings.model_cache):
+                model.unwanted = True
+                self._unload_unwanted()
+
+    def _unload_unwanted(self) -> None:
+        """Unload the models that are to go, and that no work needs."""
         with self.placing:
             in_use = self.in_use()
-            for model in self.resident:
-                model.unwanted |= model.spec.model in unload
             unwanted = [
                 model for model in self.resident if model.unwanted and not model.serves(in_use)
             ]
             self.resident.remove(unwanted)
-        self._let_go(unwanted, "order", "as somebody wants it")
+        self._let_go(unwanted, "order", "for an order, or for files that have changed")
 
     def unload_idle(self) -> None:
         """Let the models go that were not used for a while, so that others can have the memory."""

@@ -21,6 +21,7 @@ from embedfarm.workers.engines.engine import TRYING, Engine
 from embedfarm.workers.engines.group import current_group
 from embedfarm.workers.engines.memory import allocated_bytes, limit_batches, predict_bytes
 from embedfarm.workers.engines.opening import engine_name, look_at, open_engine, open_reference
+from embedfarm.workers.engines.unchanged_files import files_of
 from embedfarm.workers.model_room import ModelRoom
 from embedfarm.workers.model_tally import ModelTally
 from embedfarm.workers.resident_models import ResidentModel, ResidentModels
@@ -114,6 +115,11 @@ class ModelStore:
 
     def _runs_on(self, spec: JobSpec) -> str:
         return engine_name(spec, self.torch_device, self.settings)
+
+    def is_outdated(self, engine: Engine) -> bool:
+        """Tell whether the model of an engine has other files now than it was loaded from."""
+        cache = self.settings.model_cache
+        return any(model.has(engine) and model.is_outdated(cache) for model in self.resident)
 
     def load(self, spec: JobSpec) -> Engine | None:
         """Return an engine for a spec, for which a model is loaded if none serves it.
@@ -292,6 +298,7 @@ class ModelStore:
             parked = self.room.parked.take(spec, self._runs_on(spec))
             if parked is not None:
                 return parked
+            files = files_of(spec, self.settings.model_cache)
             engine = open_engine(spec, device, self.settings)
             self.warm_up(spec, engine)
         seconds, taken = time.monotonic() - began, allocated_bytes(device) - allocated
@@ -301,7 +308,7 @@ class ModelStore:
         # first rank has only its own part.
         if size is None or (alone and device != "cpu" and not in_group):
             size = max(0, taken)
-        return ResidentModel(spec, self._runs_on(spec), engine, size, seconds)
+        return ResidentModel(spec, self._runs_on(spec), engine, size, seconds, files=files)
 
     def _begin_load(self, spec: JobSpec) -> None:
         """Have a load counted, which may be the end of this process.

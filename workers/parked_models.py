@@ -108,9 +108,12 @@ class ParkedModels:
 
     def _find(self, spec: JobSpec, runs_on: str) -> ResidentModel | None:
         """Return the model that serves a spec, which is not kept here any more."""
-        key = engine_key(spec)
+        key, cache = engine_key(spec), self.settings.model_cache
         with self._lock:
             for model in self._models:
+                if model.spec.model == spec.model and model.is_outdated(cache):
+                    self._models = tuple(each for each in self._models if each is not model)
+                    continue
                 same = model.spec.model == spec.model and model.runs_on == runs_on
                 if same and (model.find(key) or model.open_variant(key, spec)) is not None:
                     self._models = tuple(each for each in self._models if each is not model)

@@ -2,14 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.unchanged_files import files_of
 
 VARIANTS_MAX: Final = (
     64  # engines that are kept of a model, and keys that none of the models serves
@@ -32,7 +34,8 @@ class ResidentModel:
         came_seconds: Time after which it was on the device last, less than that if it was parked.
         loaded_at: Unix time at which it was loaded.
         used_at: Monotonic time at which work was last taken for it.
-        unwanted: Whether people want it to go.
+        files: Fingerprint of the files that it was loaded from, by `files_of`.
+        unwanted: Whether it is to go once no work needs it.
         parked_since: Unix time since which its weights are in the host's memory, if they are.
     """
 
@@ -44,6 +47,7 @@ class ResidentModel:
     loaded_at: float = field(default_factory=time.time)
     used_at: float = field(default_factory=time.monotonic)
     unwanted: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
     came_seconds: float = field(init=False)
     parked_since: float = field(init=False, default=0.0)
     _variants: dict[str, Engine] = field(init=False)
@@ -60,6 +64,14 @@ class ResidentModel:
     def find(self, key: str) -> Engine | None:
         """Return the engine of a key, None if it is not there."""
         return self._variants.get(key)
+
+    def has(self, engine: Engine) -> bool:
+        """Tell whether an engine is one of this model."""
+        return any(each is engine for each in list(self._variants.values()))
+
+    def is_outdated(self, cache: Path | None) -> bool:
+        """Tell whether the model has other files now than those that it was loaded from."""
+        return bool(self.files) and files_of(self.spec, cache) not in ({}, self.files)
 
     def serves(self, keys: Collection[str]) -> bool:
         """Tell whether one of the keys is that of an engine of this model."""

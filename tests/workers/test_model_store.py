@@ -14,8 +14,9 @@ import pytest
 import redis
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 
-from embedfarm.contract.farm_client import FarmClient
+from embedfarm.contract.farm_client import FarmClient, engine_key
 from embedfarm.contract.job_reports import NOT_NOW
 from embedfarm.contract.job_spec import JobSpec, weights_key
 from embedfarm.contract.model_files import ModelError
@@ -190,6 +191,35 @@ def test_another_engine_is_loaded(client: redis.Redis, tmp_path: Path) -> None:
     assert engines.prepare("null") is not None
     assert engines.prepare("odd") is None
     assert "no engine 'nowhere'" in engines.farm.reports.refusals("odd")["w"]
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_a_model_whose_files_have_changed_is_loaded_anew(
+    engine: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A new job has the files as they are now; one of before is refused those, and not lied to."""
+    engines = engines_of(client, Settings(engine_cache=tmp_path / "cache"))
+    mean_pooled(tmp_path / "files").save(str(tmp_path / "model"))
+    spec = JobSpec(model=str(tmp_path / "model"), engine=engine, dtype="float32")
+    give(client, "before", spec)
+    before = engines.prepare("before")
+    weights = tmp_path / "model" / "model.safetensors"
+    save_file({name: tensor.roll(1, 0) for name, tensor in load_file(weights).items()}, weights)
+    assert not engines.needs_load("before")
+    give(client, "while", spec)
+    engines.models.room.in_use = lambda: {engine_key(spec)}
+    assert not engines.needs_load("while")
+    assert engines.prepare("while") is None
+    reason = engines.farm.reports.refusals("while")["w"]
+    assert reason.startswith(NOT_NOW)
+    assert "have changed" in reason
+    engines.models.room.in_use = set
+    give(client, "after", spec)
+    assert engines.needs_load("after")
+    assert not np.allclose(embed(engines.prepare("after")), embed(before), atol=1e-3)
+    assert not engines.needs_load("before")
+    assert engines.prepare("before") is None
+    assert "weights" in engines.farm.reports.refusals("before")["w"]
 
 
 def test_a_load_left_behind_by_a_stop_counts_as_none(

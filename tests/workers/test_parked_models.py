@@ -122,6 +122,18 @@ def test_a_model_that_made_room_comes_back_without_its_files(make: Make) -> None
     assert shelf.store.resident.bytes == 2 * SIZE
 
 
+def test_a_parked_model_whose_files_have_changed_is_forgotten(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that has other files now is loaded from those when it comes back."""
+    shelf = make()
+    shelf.use(1, 2, 3)
+    monkeypatch.setattr(ResidentModel, "is_outdated", lambda *_: True)
+    shelf.use(1)
+    assert shelf.opened.count("null:1") == 2
+    assert shelf.parked == ["null:2"]
+
+
 def test_a_parked_model_serves_other_jobs(make: Make) -> None:
     """A job with another prompt gets its own engine on the weights that were parked."""
     shelf = make()

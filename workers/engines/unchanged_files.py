@@ -1,4 +1,4 @@
-"""Files of a model that stay the same for as long as something is made of them."""
+"""Files of a model, which must be the same for as long as something is made of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +7,12 @@ from pathlib import Path
 from embedfarm.contract import model_files
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.workers.engines.engine import ModelUnavailable
+
+
+def files_of(spec: JobSpec, cache: Path | None) -> dict[str, str]:
+    """Return a fingerprint of the files that this machine has of a model; empty without any."""
+    directory = model_files.find_local(spec.model, cache)
+    return {} if directory is None else model_files.fingerprint(spec.model, directory, spec, "")
 
 
 @contextmanager
