@@ -252,6 +252,21 @@ def test_a_prompt_that_the_model_pools_without(directories: dict[str, str]) -> N
         opened(served, model)
 
 
+def test_a_prompt_of_a_job_that_the_model_pools_without(tmp_path: Path) -> None:
+    """A model that leaves prompts out of its mean serves jobs without one, and no others."""
+    file = build("prompted", tmp_path) / "config_sentence_transformers.json"
+    without = msgspec.json.decode(file.read_bytes()) | {"default_prompt_name": None}
+    file.write_bytes(msgspec.json.encode(without))
+    model = str(file.parent)
+    with listening(strict(model)) as served:
+        engine = opened(served, model)
+        assert np.allclose(vectors_of(engine), vectors_of(engine.exact_twin), atol=1e-5)  # type: ignore[arg-type]
+        with pytest.raises(ModelError, match="leaves the prompt out"):
+            engine.for_job(JobSpec(model=model, prompt="q: "))
+        with pytest.raises(ModelError, match="leaves the prompt out"):
+            opened(served, model, prompt_name="query")
+
+
 def test_a_server_that_scales_vectors(directories: dict[str, str]) -> None:
     """A server that makes all lengths 1 serves jobs that want them so, and no others."""
     model = directories["dense_headed"]

@@ -70,12 +70,10 @@ class _Graph(torch.nn.Module):
 
     def __init__(self, engine: SentenceTransformerEngine) -> None:
         super().__init__()
-        modules = list(engine.model)
         self.example = engine.features(engine.tokenise(WARM_UP), np.arange(len(WARM_UP)))
-        self.parts = torch.nn.ModuleList(modules)
+        self.parts = torch.nn.ModuleList(list(engine.model))
         self.inputs = [name for name, value in self.example.items() if torch.is_tensor(value)]
-        keeps_prompt = all(getattr(module, "include_prompt", True) for module in modules)
-        self.without = {*self.inputs, *(["prompt_length"] if keeps_prompt else [])}
+        self.without = {*self.inputs, *(["prompt_length"] if engine.keeps_prompt else [])}
         self.constants = self.constants_of(self.example)
 
     def constants_of(self, features: Mapping[str, Any]) -> dict[str, Any]:

@@ -236,6 +236,11 @@ class EndpointEngine:
                 "the server gives vectors of length 1, and the model's are not: it serves jobs "
                 "that want them so (normalize), and all their dimensions"
             )
+        if own.preprocessing.prompt and not own.keeps_prompt:
+            raise ModelError(
+                "its pooling leaves the prompt out, and a server does not know where the text "
+                "begins: it serves jobs without a prompt"
+            )
         self.tokenizer = EndpointTokenizer(own.spec, own.tokenizer, own.preprocessing.prompt)
 
     @property

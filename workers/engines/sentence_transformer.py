@@ -216,6 +216,11 @@ class SentenceTransformerEngine:
         return other
 
     @property
+    def keeps_prompt(self) -> bool:
+        """Whether the tokens of a prompt are pooled with those of the text behind it."""
+        return all(getattr(module, "include_prompt", True) for module in self.model)
+
+    @property
     def padded(self) -> bool:
         """Whether texts are padded: they are unless the model's attention was replaced."""
         return self.first_position is None
