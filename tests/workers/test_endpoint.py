@@ -18,9 +18,11 @@ from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.similarity import cosine
 from embedfarm.workers.engines.endpoint import EndpointEngine
+from embedfarm.workers.engines.endpoint_client import RequestRefused
 from embedfarm.workers.engines.engine import DeviceAway, Engine, ModelUnavailable
 from embedfarm.workers.engines.opening import open_engine
 from tests.support import LiveServer, wait_until
+from tests.workers import tiny_models
 from tests.workers.embedding_server import EmbeddingServer, listening
 from tests.workers.running import Running, worker_on, working
 from tests.workers.support import block_of, create_job, embedded, results
@@ -229,6 +231,30 @@ def test_a_server_that_cuts_texts_sooner_is_refused(
     served.embed = lambda texts: np.asarray(model.encode(list(texts)), np.float32)
     with pytest.raises(ModelError, match="cut or prompted in another way"):
         opened(served, directories[MODEL])
+
+
+def test_a_server_that_cuts_long_texts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts that a server would cut fail by name; those that it takes as a whole have vectors."""
+    monkeypatch.setattr(tiny_models, "LENGTH_MAX", 4096)
+    model = str(build(MODEL, tmp_path))
+    cutting = SentenceTransformer(model, device="cpu")
+    server = EmbeddingServer(lambda texts: np.asarray(cutting.encode(list(texts)), np.float32))
+    texts = tuple(SENTENCES[0] * few + SENTENCES[1] * many for few, many in ((1, 0), (60, 60)))
+    long = (*texts, SENTENCES[0] * 100 + SENTENCES[1] * 120)
+    with listening(server) as served:
+        expected = vectors_of(opened(served, model).exact_twin, long)  # type: ignore[arg-type]
+        assert cosine(vectors_of(opened(served, model), long), expected).min() >= 0.9999
+        cutting.max_seq_length = 2048
+        engine = opened(served, model)
+        assert cosine(vectors_of(engine, texts), expected[:2]).min() >= 0.9999
+        asked = len(served.requests)
+        for _ in range(2):
+            with pytest.raises(RequestRefused, match="2,048 tokens, and cuts those of 4,096"):
+                vectors_of(engine, long)
+        assert len(served.requests) == asked + 1
+        assert cosine(vectors_of(engine, texts), expected[:2]).min() >= 0.9999
 
 
 def test_a_model_that_keeps_the_ends_of_texts_is_refused(

@@ -32,6 +32,8 @@ from embedfarm.workers.engines.tokens import Tokens
 REQUEST_TOKENS: Final = 4096  # of a device batch for each request at a time
 LAUNCH_TOKENS: Final = 256  # what a request costs by itself, as tokens
 LONG_TOKENS_MAX: Final = 1024  # of the long canary, so that the reference takes seconds at most
+TAIL: Final = 8  # an n-th of a text is at its end, without which the text is sent once more
+CUT_COSINE_MIN: Final = 0.99999  # of two texts of which the server has embedded the same part
 FRAGMENTS_MAX: Final = 8  # tokens less that a cut text may have, so that it is cut between words
 CANARIES: Final = (
     "a canary in the coal mine",
@@ -101,6 +103,16 @@ class EndpointTokenizer(Tokenizer):
                 return cut
         return text[: offsets[self._room - 1][1]]
 
+    def pair(self, tokens: int) -> list[str]:
+        """Return a text of about so many tokens, as it is sent, and the same without its end."""
+        room = self._room - (self.limit - tokens)
+        parts = []
+        for text, part in ((CANARIES[0], room - room // TAIL), (CANARIES[-1], room // TAIL)):
+            repeated = f"{text} " * max(1, part)
+            (spans,) = self.offsets([repeated])
+            parts.append(repeated[: spans[max(0, part - FRAGMENTS_MAX)][1]])
+        return [f"{self.prompt}{parts[0]} {parts[1]}", f"{self.prompt}{parts[0]}"]
+
     def pad(
         self, tokens: Tokens, lengths: NDArray[np.int64], rows: NDArray[np.intp]
     ) -> dict[str, Any]:
@@ -121,12 +133,16 @@ class Endpoint:
         texts: Texts of which the vectors are known, the canaries first.
         vectors: Their vectors by the model here, in float32, shape (texts, dimensions).
         cosine_min: Least cosine of the server's vectors to these.
+        whole: Tokens up to which the server is known to embed the whole of a text.
+        cuts: Tokens of a text of which it is known to embed a part only, 0 without any.
     """
 
     client: EndpointClient
     texts: Sequence[str]
     vectors: NDArray[np.float32]
     cosine_min: float
+    whole: int = LONG_TOKENS_MAX
+    cuts: int = 0
     _turns: "count[int]" = field(default_factory=count)
     _pool: ThreadPoolExecutor = field(init=False)
 
@@ -153,6 +169,33 @@ class Endpoint:
             raise
         self._see(made[-1:], turn)
         return made[:-1]
+
+    def see_whole(self, tokens: int, tokenizer: EndpointTokenizer) -> None:
+        """See that the server embeds the whole of texts of so many tokens, once for each doubling.
+
+        No reference is needed for it: a text has another vector without its end, unless that is
+        cut off anyway.
+
+        Raises:
+            DeviceAway: The server does not answer.
+            RequestRefused: It would cut such texts.
+        """
+        while self.whole < tokens:
+            size = min(2 * self.whole, tokenizer.limit)
+            if not 0 < self.cuts <= size and not self._cuts(tokenizer.pair(size)):
+                self.whole = size
+                continue
+            self.cuts = min(self.cuts or size, size)
+            what = f"embeds texts of {self.whole:,} tokens, and cuts those of {self.cuts:,}"
+            raise RequestRefused(f"{self.client.shown} {what}")
+
+    def _cuts(self, pair: Sequence[str]) -> bool:
+        """Tell whether the server makes the same vector of a text with its end and without."""
+        try:
+            made = self.client.embed(pair)
+        except RequestRefused:
+            return False  # it refuses what is too long for it
+        return float(cosine(made[:1], made[1:])[0]) > CUT_COSINE_MIN
 
     def _canary(self, text: str, error: RequestRefused) -> NDArray[np.float32]:
         """Return the vector of a canary alone, to tell what a request was refused for."""
@@ -297,6 +340,7 @@ class EndpointEngine:
             DeviceAway: The server does not answer, or answers by another model.
             RequestRefused: It does not take these texts.
         """
+        self.endpoint.see_whole(int(batch.lengths[rows].max(initial=0)), self.tokenizer)
         texts = [batch.features.texts[row] for row in rows.tolist()]
         requests = max(-(-len(texts) // (TEXTS_MAX - 1)), self.endpoint.client.requests_max)
         parts = np.array_split(np.arange(len(texts)), min(len(texts), requests))
