@@ -17,7 +17,7 @@ from embedfarm.contract.model_counts import UNLOADS
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.settings import Settings
-from embedfarm.workers.engines.engine import TRYING, Engine
+from embedfarm.workers.engines.engine import TRYING, Engine, ModelUnavailable
 from embedfarm.workers.engines.group import current_group
 from embedfarm.workers.engines.memory import allocated_bytes, limit_batches, predict_bytes
 from embedfarm.workers.engines.opening import engine_name, look_at, open_engine, open_reference
@@ -91,9 +91,12 @@ class ModelStore:
         """Open the same model in float32 on the CPU; None where there is none.
 
         Raises:
-            ModelError: The model does not load a second time.
+            ModelError: The model does not load a second time, or from other files by now.
         """
-        return open_reference(engine, spec, self.settings)
+        reference = open_reference(engine, spec, self.settings)
+        if reference is not engine and self.is_outdated(engine):
+            raise ModelUnavailable(f"the files of {spec.model} have changed")
+        return reference
 
     @property
     def is_loading(self) -> bool:

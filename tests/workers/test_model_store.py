@@ -222,6 +222,25 @@ def test_a_model_whose_files_have_changed_is_loaded_anew(
     assert "weights" in engines.farm.reports.refusals("before")["w"]
 
 
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_a_reference_is_of_the_same_files(engine: str, client: redis.Redis, tmp_path: Path) -> None:
+    """A model whose files have changed since it was loaded is compared with none in float32."""
+    engines = engines_of(client, Settings(engine_cache=tmp_path / "cache"))
+    mean_pooled(tmp_path / "files").save(str(tmp_path / "model"))
+    spec = JobSpec(model=str(tmp_path / "model"), engine=engine, dtype="bfloat16")
+    give(client, "j", spec)
+    opened = engines.prepare("j")
+    assert opened is not None
+    assert engines.models.open_reference(opened, spec) is not None
+    weights = tmp_path / "model" / "model.safetensors"
+    save_file({name: tensor.roll(1, 0) for name, tensor in load_file(weights).items()}, weights)
+    with pytest.raises(ModelUnavailable, match="have changed"):
+        engines.models.open_reference(opened, spec)
+    if engine == "openvino":
+        with pytest.raises(ModelUnavailable, match="have changed"):
+            assert opened.exact_twin
+
+
 def test_a_load_left_behind_by_a_stop_counts_as_none(
     client: redis.Redis, engines: JobEngines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

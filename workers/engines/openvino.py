@@ -25,7 +25,7 @@ from embedfarm.workers.engines.converted_model import (
     kept_path,
     read_kept,
 )
-from embedfarm.workers.engines.engine import Chunk, Finish, Tokenised
+from embedfarm.workers.engines.engine import Chunk, Finish, ModelUnavailable, Tokenised
 from embedfarm.workers.engines.graph import CompiledGraph, open_kept, resolve_dtype
 from embedfarm.workers.engines.unchanged_files import unchanged
 
@@ -92,15 +92,18 @@ class OpenVinoEngine:
         """Engine of this model in float32; a large one is compiled anew each time.
 
         Raises:
-            ModelError: It does not run in float32.
+            ModelError: It does not run in float32, or its files have changed since it was opened.
         """
         if self.dtype == "float32":
             return self
         exact = msgspec.structs.replace(self.spec, dtype="float32")
         if "float32" in self.graphs:
             prepared = _prepare(exact, "float32", self.settings)
-            return OpenVinoEngine(exact, self.settings, "float32", prepared, self.graphs)
-        twin = _open(exact, "float32", self.settings)
+            twin = OpenVinoEngine(exact, self.settings, "float32", prepared, self.graphs)
+        else:
+            twin = _open(exact, "float32", self.settings)
+        if twin.fingerprint != self.fingerprint | {"dtype": "float32"}:
+            raise ModelUnavailable(f"the files of {self.spec.model} have changed")
         if sum(file.stat().st_size for file in twin.prepared.graph.iterdir()) <= TWIN_BYTES_MAX:
             self.graphs["float32"] = twin.graphs["float32"]
         return twin
