@@ -175,7 +175,6 @@ def main() -> None:
 def _run(words: Sequence[str]) -> None:
     """Run a role, or a command."""
     if words[0] in ROLES:
-        os.setsid()
         sys.argv = list(words)
         sys.exit(import_module(words[0]).main())
     sys.argv = ["embedfarm", *words]
@@ -254,14 +253,21 @@ def _serve(requests: socket.socket) -> list[str] | None:
                 answers = socket.socket(fileno=files[0])
                 for each in files[1:]:
                     os.close(each)
-                answers.send(b"%d" % pid)
                 process = os.pidfd_open(pid)
                 running[process] = pid, answers
                 selector.register(process, selectors.EVENT_READ)
 
 
 def _become(request: dict[str, Any], files: list[int]) -> list[str]:
-    """Take on the files, variables and directory of a command; return its arguments."""
+    """Take on the files, variables and directory of a command; return its arguments.
+
+    A role leads a group of its own before anybody knows its number, and so can signal that group.
+    """
+    words: list[str] = request["words"]
+    if words[0] in ROLES:
+        os.setsid()
+    with socket.socket(fileno=os.dup(files[0])) as answers:
+        answers.send(b"%d" % os.getpid())
     for place, each in enumerate(files[1:]):
         os.dup2(each, place)
     for each in files:
@@ -269,7 +275,6 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    words: list[str] = request["words"]
     _show(words)
     return words
 
