@@ -114,8 +114,10 @@ from tests.workers.test_vector_cache import BYTES_MAX, vectors_of
 cache = VectorCache(Path(sys.argv[1]), BYTES_MAX)
 while True:
     for first in range(0, 5000, 1000):
-        cache.keep(vectors_of(int(sys.argv[2]) + first, 1000))
-        print("kept", flush=True)
+        vectors = vectors_of(int(sys.argv[2]) + first, 1000)
+        cache.keep(vectors)
+        if cache.find(list(vectors)).keys() == vectors.keys():  # or another process writes for long
+            print("kept", flush=True)
 """
 
 
