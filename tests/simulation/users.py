@@ -178,14 +178,18 @@ class User:
         if work.copied or not any(out.glob("part-*")):
             return
         target = out.with_name(f"{out.name}-c{next(self._numbers)}")
-        for path in sorted(out.rglob("*")):
-            there = target / path.relative_to(out)
-            if path.is_dir():
-                make_directories(there)
-            else:
-                make_directories(there.parent)
-                with replacing(there) as file:
-                    file.write(path.read_bytes())
+        try:
+            for path in sorted(out.rglob("*")):
+                there = target / path.relative_to(out)
+                if path.is_dir():
+                    make_directories(there)
+                else:
+                    make_directories(there.parent)
+                    with replacing(there) as file:
+                        file.write(path.read_bytes())
+        except OSError:  # of a disk that is full, or fails: perhaps there will be room for it later
+            shutil.rmtree(target, ignore_errors=True)
+            return
         work.copied = True
         self._copies.append(replace(work, place=replace(work.place, out=target), pages=Pages()))
 
