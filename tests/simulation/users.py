@@ -15,7 +15,6 @@ import msgspec
 from embedfarm.collector.collect import JobEnded
 from embedfarm.collector.manifest import MANIFEST_FILE, Manifest, OutputError, read_manifest
 from embedfarm.collector.source_check import SourceChanged
-from embedfarm.collector.stored_vectors import known_places
 from embedfarm.contract import wire
 from embedfarm.contract.broker import UNAVAILABLE, closing_client
 from embedfarm.contract.durable_files import make_directories, replacing, sync_directory
@@ -481,13 +480,9 @@ class User:
         storage = self.scene.storage
         if storage is None:
             return []
-        others = [each for each in self.scene.outputs.iterdir() if each != work.place.out]
-        needed = tuple(f"{place}/" for each in others for place in known_places(each))
-        listed = {
-            name for each in (work.place.out, *self.scene.listed) for name in listed_names(each)
-        }
-        found = storage.left(work.begun_at, listed)
-        return [each for each in found if not each.startswith(needed)]
+        outputs = (work.place.out, *self.scene.listed)
+        listed = {name for each in outputs for name in listed_names(each)}
+        return storage.left(work.begun_at, listed)
 
     def _check_server(self, work: Work) -> None:
         """Check that nothing but the record of an ended job is left on the server.
