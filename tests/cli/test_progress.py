@@ -29,7 +29,7 @@ from tests.farm.harness import COMMAND, texts_of, write_corpus
 from tests.watch.test_view import beat, embed_two, report
 
 PACE = 6_000  # tokens per second of each of two workers
-CHUNKS = 6_400
+CHUNKS = 8_400  # at 280 in a second, 10 s each until the stop, for the stop, and after it
 WORK_SECONDS = 4.5  # a line comes every 5 s, and the first one after the first work
 TOLERANCE = 0.3
 ROUNDING_SECONDS = 1.0
@@ -150,6 +150,7 @@ def forecasts(words: Sequence[object], out: Path, *, stopped: bool = False) -> l
         assert process.stderr is not None
         for line in process.stderr:
             at, pace = time.monotonic(), working_pace(out)
+            print(f"{at:.1f} {pace:.0f} {line}", end="")
             found = re.search(r"^([\d,]+) of .*  (?:(\d+) to )?(\d+) s left", line)
             if found and pace:
                 left, high = CHUNKS - int(found[1].replace(",", "")), float(found[3])
