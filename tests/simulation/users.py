@@ -275,9 +275,7 @@ class User:
             Failure: There was no reason for the error.
         """
         self.scene.say(f"{work.place.out.name}, job {work.place.job_id}: {error!r}")
-        reacts = self.scene.lively or self.scene.shelf is not None
-        reacts = reacts or isinstance(error, ModelRefused)
-        reaction = self._reaction(work, error) if reacts else None
+        reaction = self._reaction(work, error)
         if reaction is None:
             raise Failure(f"ended without a reason: {error!r}") from error
         self.scene.say(f"{self.name} does: {reaction.__name__.strip('_')}")
