@@ -3,6 +3,7 @@
 import io
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -150,7 +151,7 @@ def forecasts(words: Sequence[object], out: Path, *, stopped: bool = False) -> l
         assert process.stderr is not None
         for line in process.stderr:
             at, pace = time.monotonic(), working_pace(out)
-            print(f"{at:.1f} {pace:.0f} {line}", end="")
+            sys.stderr.write(line)  # which is shown if the test fails
             found = re.search(r"^([\d,]+) of .*  (?:(\d+) to )?(\d+) s left", line)
             if found and pace:
                 left, high = CHUNKS - int(found[1].replace(",", "")), float(found[3])
