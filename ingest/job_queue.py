@@ -207,7 +207,7 @@ class Submissions:
             return False
         executions = ExecutionRegistry(PREFIX + job, self.rq)
         try:
-            return bool(self.client.zcount(executions.key, time.time(), "+inf"))
+            return bool(self.rq.zcount(executions.key, time.time(), "+inf"))
         except redis.ResponseError as error:
             _name_foreign(executions.key, error)
             return False
@@ -221,10 +221,10 @@ class Submissions:
             return None
 
 
-def has_worker(client: redis.Redis) -> bool:
-    """Tell whether an ingest worker is alive."""
-    keys = _members(client.smembers, WORKERS_BY_QUEUE_KEY % QUEUE)
-    return bool(keys) and bool(client.exists(*keys))
+def has_worker(rq: redis.Redis) -> bool:
+    """Tell whether an ingest worker is alive, by the server of RQ's queue."""
+    keys = _members(rq.smembers, WORKERS_BY_QUEUE_KEY % QUEUE)
+    return bool(keys) and bool(rq.exists(*keys))
 
 
 def _members(read: Callable[[str], Any], key: str) -> list[bytes]:

@@ -14,7 +14,7 @@ from rq.command import send_command
 from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.job import Job, JobStatus
 
-from embedfarm.contract.broker import UNAVAILABLE
+from embedfarm.contract.broker import UNAVAILABLE, closing_client
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.jobs import ChangeRefused
 from embedfarm.contract.redaction import hide_urls
@@ -181,13 +181,26 @@ def _end_cancelled(farm: FarmClient, out: str, settings: Settings) -> None:
                 farm.end(job, "cancelled", "", settings)
 
 
-def cancel_request(job: Job, connection: redis.Redis) -> None:
-    """Cancel, once, what the farm does for a stopped or cancelled RQ job, and send the notice."""
+def cancel_request(job: Job, queue: redis.Redis) -> None:
+    """Cancel, once, what the farm does for a stopped or cancelled RQ job, and send the notice.
+
+    Args:
+        job: RQ job.
+        queue: Client of its server, which need not be the farm's.
+
+    Raises:
+        redis.ConnectionError, redis.TimeoutError: The farm's server is away.
+    """
+    del queue
     meta = job.get_meta()
     if meta.get("state") != "cancelled":
         if "out" in meta:
-            with contextlib.suppress(PathRefused):  # whoever enqueues a job may have written it
-                _end_cancelled(FarmClient(connection), str(meta["out"]), Settings())
+            settings = Settings()
+            with (
+                contextlib.suppress(PathRefused),  # whoever enqueues a job may have written it
+                closing_client(settings.redis_url) as client,
+            ):
+                _end_cancelled(FarmClient(client), str(meta["out"]), settings)
         job.meta["state"] = "cancelled"
         job.save_meta()
     tell(job, "cancelled")
@@ -201,7 +214,10 @@ def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
     Args:
         job: RQ job, which names its job on the farm by the option `job_id`.
         reason: Why it failed.
-        settings: Settings that say how long the record is kept.
+        settings: Settings that name the farm's server, and say how long the record is kept.
+
+    Raises:
+        redis.ConnectionError, redis.TimeoutError: The farm's server is away.
     """
     try:
         name = job.kwargs["job_id"]
@@ -209,8 +225,8 @@ def end_farm_job(job: Job, reason: str, settings: Settings) -> None:
         return
     if not isinstance(name, str):
         return
-    farm = FarmClient(job.connection)
-    with contextlib.suppress(JobGone):
+    with closing_client(settings.redis_url) as client, contextlib.suppress(JobGone):
+        farm = FarmClient(client)
         status = farm.job(name).status()
         if not status.over:
             farm.end(name, "failed", reason, settings, cause="ingest")

@@ -220,8 +220,11 @@ class TaskWorker(Worker):
         clean_worker_registry(queue)
         register(self)  # whoever may enqueue may have removed it
         self._repeat_lost(queue)
-        self._cancel_cancelled(queue)
-        self._enqueue_forgotten()
+        try:
+            self._cancel_cancelled(queue)
+            self._enqueue_forgotten()
+        except UNAVAILABLE as error:
+            log.warning("what the farm's jobs need waits for their server: %s", error)
         self.last_cleaned_at = now()  # type: ignore[assignment] # RQ types what it begins with
 
     def _repeat_lost(self, queue: Queue) -> None:
@@ -248,13 +251,10 @@ class TaskWorker(Worker):
 
     def _enqueue_forgotten(self) -> None:
         """Enqueue the farm's jobs by HTTP that were made and never enqueued."""
-        try:
-            with closing_client(self._settings.redis_url) as farm:
-                submissions = Submissions(farm, self._settings, self.connection)
-                for job in submissions.enqueue_forgotten():
-                    log.warning("job %s was made and not enqueued: it is now", job)
-        except UNAVAILABLE as error:
-            log.warning("the server does not say which jobs were made: %s", error)
+        with closing_client(self._settings.redis_url) as farm:
+            submissions = Submissions(farm, self._settings, self.connection)
+            for job in submissions.enqueue_forgotten():
+                log.warning("job %s was made and not enqueued: it is now", job)
 
 
 def _describe_end(status: int) -> str:

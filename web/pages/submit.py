@@ -86,7 +86,7 @@ def ask_corpus(
         "models": services.settings.models,
         "priorities": priorities_of(services),
         "sinks": {name: sink_kind(name).about for name in sinks},
-        "attended": has_worker(services.client),
+        "attended": has_worker(services.rq),
         "fields": FIELDS,
         "stores": services.stores,
     }
