@@ -303,7 +303,10 @@ class User:
                 again += [self._embed_changed, self._embed_changed]
                 return choose([*again, self._anew, self._elsewhere, self._remove_job_and_anew])
             case JobTaken() if (
-                work.stumbled or work.discarded or self.scene.ids.count(work.place.job_id) > 1
+                work.stumbled
+                or work.discarded
+                or work.copied
+                or self.scene.ids.count(work.place.job_id) > 1
             ):
                 REFUSED.reach()
                 return (
