@@ -193,13 +193,16 @@ def _place(  # noqa: PLR0913, PLR0917 -- each is a flag
     )  # fmt: skip
 
 
-def _read_ranges(vector_dtype: str, ranges: Path | None, **_: object) -> dict[str, bytes]:
+def _read_ranges(
+    model: str, vector_dtype: str, ranges: Path | None, **_: object
+) -> dict[str, bytes]:
     """Read ranges as a job carries them; they come with "int8", and only with it."""
     from embedfarm.collector.ranges import read_ranges
 
     if (vector_dtype == "int8") != (ranges is not None):
         fail("int8 vectors need --ranges, and nothing else does", USAGE)
-    return {"ranges": b"" if ranges is None else read_ranges(ranges).astype("<f4").tobytes()}
+    said = b"" if ranges is None else read_ranges(ranges, model).astype("<f4").tobytes()
+    return {"ranges": said}
 
 
 def run_to_end(  # noqa: PLR0913 # three are said by name

@@ -30,14 +30,23 @@ def component_ranges(parts: Iterable[Vectors]) -> NDArray[np.float32]:
     return ranges
 
 
-def read_ranges(path: Path) -> NDArray[np.float32]:
+def read_ranges(path: Path, model: str) -> NDArray[np.float32]:
     """Read ranges from a finished output of floats, or from an .npy of shape (2, dimensions).
 
+    Args:
+        path: The output, or the file.
+        model: Name of the model whose vectors are to be stored by them.
+
     Raises:
-        OutputError: `path` is neither.
+        OutputError: `path` is neither, or an output of another model.
     """
     if path.is_dir():
-        for part in read_manifest(path).parts:
+        manifest = read_manifest(path)
+        if manifest.model != model:
+            raise OutputError(
+                f"the vectors of {path} are of {manifest.model}: no ranges of {model}"
+            )
+        for part in manifest.parts:
             check_bytes(path, part)
         return component_ranges(iter_vectors(path))
     try:

@@ -35,12 +35,12 @@ def test_ranges_need_floats(parts: list[Vectors]) -> None:
 def test_ranges_from_a_file(tmp_path: Path) -> None:
     """An array of two rows is taken; anything else is named."""
     np.save(tmp_path / "good.npy", np.array([[0, 1], [2, 3]], np.float64))
-    assert read_ranges(tmp_path / "good.npy").tolist() == [[0, 1], [2, 3]]
+    assert read_ranges(tmp_path / "good.npy", "any").tolist() == [[0, 1], [2, 3]]
     np.save(tmp_path / "bad.npy", np.zeros((3, 2)))
     (tmp_path / "text.npy").write_text("no array")
     for name in ("bad.npy", "text.npy", "missing.npy"):
         with pytest.raises(OutputError, match=name):
-            read_ranges(tmp_path / name)
+            read_ranges(tmp_path / name, "any")
 
 
 def test_int8_is_restored_to_half_a_step() -> None:

@@ -151,16 +151,18 @@ def test_a_damaged_part_is_not_read(tmp_path: Path, sink: str) -> None:
             reader.read(damaged.start, COUNT)
 
 
-def test_ranges_of_a_damaged_part_are_not_taken(tmp_path: Path) -> None:
-    """Ranges by which others are quantised are no damage's."""
+def test_ranges_are_of_whole_vectors_of_the_model(tmp_path: Path) -> None:
+    """Ranges by which others are quantised are no damage's, and none of another model."""
     with open_output(tmp_path, "npy") as output:
         for result in results():
             output.add(result)
         output.finish(COUNT, ABOUT)
-    assert read_ranges(tmp_path).shape == (2, 3)
+    assert read_ranges(tmp_path, ABOUT.model).shape == (2, 3)
+    with pytest.raises(OutputError, match="no ranges of another"):
+        read_ranges(tmp_path, "another")
     damage(tmp_path, read_manifest(tmp_path).parts[1])
     with pytest.raises(OutputError, match="has other bytes than were written"):
-        read_ranges(tmp_path)
+        read_ranges(tmp_path, ABOUT.model)
 
 
 @pytest.mark.parametrize("finished", [True, False])
