@@ -156,7 +156,7 @@ def test_a_stopped_role_hands_its_job_back(door: Door) -> None:
         assert door.role is not None
         assert door.role.wait(20) == 0
         assert not psutil.wait_procs(tree, timeout=10)[1]
-        assert request.job.get_status() == "queued"
+        wait_for(request.job, "queued", 0)
         kept = parts(request.out)
         fresh = door.enqueue("embed_corpus", str(request.corpus), str(door.home / "other"))
         request.job.cancel()

@@ -1,6 +1,7 @@
 """Tests of how long a job may take: as long as it says, or as long as it makes progress."""
 
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from rq.job import Job
+from rq.timeouts import HorseMonitorTimeoutException
 
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.rq_jobs import NO_TIME, note
@@ -83,3 +85,28 @@ def test_who_comes_no_further_fails(perform: Perform, monkeypatch: pytest.Monkey
     job = perform(threading.Event().wait)
     assert job.get_status() == "failed"
     assert failure(job).endswith("TaskStalled: no progress for ingest_seconds_max, 1 s")
+
+
+def test_no_alarm_comes_between_an_end_and_its_note(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that waits to be tried again stays so, whenever RQ's alarm rings as its process ends.
+
+    Here the alarm rings when the end has been taken, if it is still on.
+    """
+    taken = os.wait4
+
+    def ring(*words: int) -> object:
+        end = taken(*words)
+        if signal.getitimer(signal.ITIMER_REAL)[0]:
+            raise HorseMonitorTimeoutException
+        return end
+
+    monkeypatch.setattr(os, "wait4", ring)
+    worker = TaskWorker(Settings(redis_url=door.server.url))
+    job = TaskJob.fetch(door.enqueue("cleanup").id, worker.connection, "json")
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    monkeypatch.setattr(worker, "_horse_pid", process.pid)
+    worker.monitor_work_horse(job, worker.queues[0])
+    assert job.get_status() == "queued"
