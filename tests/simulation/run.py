@@ -48,6 +48,7 @@ from tests.simulation.world import World, enter
 
 SECONDS_AFTER_MAX: Final = 90.0  # after faults and reactions; a lost connection may take a timeout
 HARM_SECONDS: Final = 10.0  # more for each text that kills or hangs a worker
+SWAP_SECONDS: Final = 1.0  # more for each chunk of jobs of several models, which may need a swap
 SYNC_SECONDS_MAX: Final = 0.01
 STEPS_MAX: Final = 1_000_000  # of which a run has some thousands
 DARK_SHARE: Final = 0.3  # of finished jobs behind which the power is lost
@@ -234,8 +235,16 @@ class Simulation:
 
     @property
     def _seconds_after_max(self) -> float:
-        """Seconds that a run may take behind the last fault; workers die of harmful texts."""
-        return SECONDS_AFTER_MAX + HARM_SECONDS * len(self.harms)
+        """Seconds that a run may take behind the last fault.
+
+        Workers die of harmful texts. One with room for one model swaps it for each chunk, if the
+        window has room for one of each job.
+        """
+        swaps = 0
+        if self.scene.shelf is not None:
+            works = (user.work for user in self.users if user.work is not None)
+            swaps = self.scene.chunks + sum(len(work.corpus.rows) for work in works)
+        return SECONDS_AFTER_MAX + HARM_SECONDS * len(self.harms) + SWAP_SECONDS * swaps
 
     # What is run.
 
