@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import redis
 from rq import get_current_job
 from rq.command import send_command
 from rq.exceptions import DeserializationError, InvalidJobOperation
@@ -30,6 +29,7 @@ NO_TIME: Final = -1  # as RQ says that a job may take as long as it likes
 SECONDS_MAX: Final = 10 * 365 * 86_400  # for whatever time is named
 DEATHS: Final = "deaths"  # runs in a row that ended without a word and without progress
 DIED_AT: Final = "died_at"  # what was done when the last of them ended
+OWED: Final = "owed"  # that the farm has not been told of the failure yet
 
 log = logging.getLogger(__name__)
 
@@ -181,17 +181,12 @@ def _end_cancelled(farm: FarmClient, out: str, settings: Settings) -> None:
                 farm.end(job, "cancelled", "", settings)
 
 
-def cancel_request(job: Job, queue: redis.Redis) -> None:
+def cancel_request(job: Job) -> None:
     """Cancel, once, what the farm does for a stopped or cancelled RQ job, and send the notice.
-
-    Args:
-        job: RQ job.
-        queue: Client of its server, which need not be the farm's.
 
     Raises:
         redis.ConnectionError, redis.TimeoutError: The farm's server is away.
     """
-    del queue
     meta = job.get_meta()
     if meta.get("state") != "cancelled":
         if "out" in meta:
@@ -204,6 +199,46 @@ def cancel_request(job: Job, queue: redis.Redis) -> None:
         job.meta["state"] = "cancelled"
         job.save_meta()
     tell(job, "cancelled")
+
+
+def fail_request(job: Job, reason: str, settings: Settings) -> None:
+    """Note why an RQ job failed, and end its job on the farm: now, or when `settle` can.
+
+    Args:
+        job: RQ job, which need not have failed in the queue yet.
+        reason: Why it failed.
+        settings: Settings that name the farm's server, and say how long the record is kept.
+    """
+    job.meta |= {"reason": reason, OWED: True}
+    job.save_meta()
+    try:
+        _pay(job, settings)
+    except UNAVAILABLE as error:
+        log.warning("job %s has failed, which the farm is told once it is back: %s", job.id, error)
+
+
+def settle(job: Job, settings: Settings) -> None:
+    """Do for an RQ job that has ended what its end has left undone on the farm.
+
+    Args:
+        job: RQ job, as just fetched.
+        settings: Settings that name the farm's server, and say how long the record is kept.
+
+    Raises:
+        redis.ConnectionError, redis.TimeoutError: The farm's server is away.
+    """
+    status = job.get_status(refresh=False)
+    if status in {JobStatus.CANCELED, JobStatus.STOPPED}:
+        cancel_request(job)
+    elif status == JobStatus.FAILED and OWED in job.meta:
+        _pay(job, settings)
+
+
+def _pay(job: Job, settings: Settings) -> None:
+    """End the farm's job of an RQ job that has failed, and note that."""
+    end_farm_job(job, str(job.meta.get("reason", "")), settings)
+    del job.meta[OWED]
+    job.save_meta()
 
 
 def end_farm_job(job: Job, reason: str, settings: Settings) -> None:

@@ -12,6 +12,7 @@ from rq.exceptions import DeserializationError
 from rq.job import Job, JobStatus
 from rq.timeouts import JobTimeoutException
 
+from embedfarm.contract.broker import UNAVAILABLE
 from embedfarm.contract.redaction import hide_urls
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import PathRefused
@@ -120,7 +121,7 @@ class TaskJob(ReadableJob):
     @property
     def stopped_callback(self) -> Callable[[Job, redis.Redis], Any]:
         """The function that RQ calls after it has killed a job on demand."""
-        return cancel_request
+        return _cancel_stopped
 
     def send_webhooks(self, status: str | JobStatus, *, exc_string: str | None = None) -> None:
         """Send nothing: RQ's webhooks would call any address for anyone."""
@@ -161,6 +162,15 @@ class TaskJob(ReadableJob):
             raise CommandDied(f"{GIVEN_UP}: {error}") from error
         tell(self, "finished")
         return result
+
+
+def _cancel_stopped(job: Job, queue: redis.Redis) -> None:
+    """Cancel what the farm does for a stopped job; while its server is away that is left undone."""
+    del queue
+    try:
+        cancel_request(job)
+    except UNAVAILABLE as error:
+        log.warning("job %s was stopped, which the farm is told once it is back: %s", job.id, error)
 
 
 def _limit(seconds: float | None) -> int | None:

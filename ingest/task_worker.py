@@ -34,7 +34,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.ingest.child_command import name_signal, stop_when_asked
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.ingest.rescue import find_lost, take
-from embedfarm.ingest.rq_jobs import cancel_request, count_death, end_farm_job
+from embedfarm.ingest.rq_jobs import count_death, fail_request, settle
 from embedfarm.ingest.rq_keys import (
     UNREADABLE,
     over_unreadable,
@@ -46,7 +46,7 @@ from embedfarm.ingest.task_job import GIVEN_UP, OVER, RESULT_SECONDS, TaskJob
 from embedfarm.ingest.tasks import QUEUE
 from embedfarm.ingest.webhooks import tell
 
-CANCELLED_MAX: Final = 1000  # newest cancelled jobs that are looked at
+LOOKED_AT_MAX: Final = 1000  # newest jobs of a registry, for what the farm was not told of them
 
 log = logging.getLogger(__name__)
 
@@ -182,9 +182,7 @@ class TaskWorker(Worker):
         cancelled = job.get_meta().get("state") == "cancelled"
         if (cancelled or not job.should_retry) and self._stopped_job_id != job.id:
             reason = _last_sentence(exc_string) or "no reason is known"
-            job.meta["reason"] = reason
-            job.save_meta()  # type: ignore[no-untyped-call] # as above
-            end_farm_job(job, reason, self._settings)
+            fail_request(job, reason, self._settings)
             tell(job, "cancelled" if cancelled else "failed", reason)
         if cancelled:
             self._stopped_job_id = job.id
@@ -220,7 +218,7 @@ class TaskWorker(Worker):
         return False
 
     def clean_registries(self) -> None:
-        """Clean RQ's registries, repeat what was lost, and cancel cancelled jobs on the farm.
+        """Clean RQ's registries, repeat what was lost, and tell the farm what it does not know.
 
         RQ's lock, which a worker that dies in here would hold for a quarter of an hour, is not
         taken: each step is atomic.
@@ -232,7 +230,7 @@ class TaskWorker(Worker):
         register(self)  # whoever may enqueue may have removed it
         self._repeat_lost(queue)
         try:
-            self._cancel_cancelled(queue)
+            self._settle_ended(queue)
             self._enqueue_forgotten()
         except UNAVAILABLE as error:
             log.warning("what the farm's jobs need waits for their server: %s", error)
@@ -253,12 +251,12 @@ class TaskWorker(Worker):
                 if not repeat:
                     self.handle_job_failure(job, queue)
 
-    def _cancel_cancelled(self, queue: Queue) -> None:
-        """Cancel on the farm the jobs that were cancelled in the queue after they had begun."""
-        registry = CanceledJobRegistry(queue=queue)
-        for name in registry.get_job_ids(0, CANCELLED_MAX - 1, desc=True):
-            with contextlib.suppress(NoSuchJobError):
-                cancel_request(TaskJob.fetch(name, self.connection, "json"), self.connection)
+    def _settle_ended(self, queue: Queue) -> None:
+        """Tell the farm of jobs that were cancelled in the queue, or ended while it was away."""
+        for registry in (CanceledJobRegistry(queue=queue), FailedJobRegistry(queue=queue)):
+            for name in registry.get_job_ids(0, LOOKED_AT_MAX - 1, desc=True):
+                with contextlib.suppress(NoSuchJobError):
+                    settle(TaskJob.fetch(name, self.connection, "json"), self._settings)
 
     def _enqueue_forgotten(self) -> None:
         """Enqueue the farm's jobs by HTTP that were made and never enqueued."""

@@ -57,6 +57,29 @@ def enqueue(rq: redis.Redis, **options: object) -> TaskJob:
     return cast("TaskJob", made)
 
 
+def begun(rq: redis.Redis, out: Path) -> TaskJob:
+    """Enqueue a job whose command has begun an output."""
+    place = out / JOB_ID_FILE
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(f"{JOB} owner\n")
+    request = enqueue(rq)
+    request.meta["out"] = str(out)
+    request.save_meta()  # type: ignore[no-untyped-call] # RQ is typed in part
+    return request
+
+
+def stop(worker: TaskWorker, request: TaskJob) -> None:
+    """Do what RQ does when it has killed a job's process on demand."""
+    request.execute_stopped_callback(worker.death_penalty_class)
+    worker._stopped_job_id = request.id
+    fail(worker, request)
+
+
+def fail(worker: TaskWorker, request: TaskJob) -> None:
+    """Do what RQ does when a job has failed, or was stopped."""
+    worker.handle_job_failure(request, worker.queues[0], exc_string="CorpusError: no such file")
+
+
 def test_a_job_that_fails_there_ends_on_the_farm(
     client: redis.Redis, rq: redis.Redis, settings: Settings
 ) -> None:
@@ -73,20 +96,63 @@ def test_a_job_that_is_cancelled_there_ends_on_the_farm(
     """A job that is cancelled in the queue is so on the farm, at once or when a worker looks."""
     for at_once in (True, False):
         job = make_job(client, 1, JOB)
-        place = tmp_path / "out" / JOB_ID_FILE
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(f"{JOB} owner\n")
-        request = enqueue(rq)
-        request.meta["out"] = str(tmp_path / "out")
-        request.save_meta()  # type: ignore[no-untyped-call] # RQ is typed in part
+        request = begun(rq, tmp_path / "out")
         request.cancel()
         if at_once:
-            cancel_request(request, rq)
+            cancel_request(request)
         else:
             TaskWorker(settings).clean_registries()
         assert job.status().state == "cancelled"
         assert request.get_meta()["state"] == "cancelled"
         request.forget()
+
+
+def test_a_job_that_fails_while_the_farm_is_away(
+    server: LiveServer, client: redis.Redis, rq: redis.Redis, settings: Settings
+) -> None:
+    """A job fails in the queue for its own reason, and ends on the farm once that is back."""
+    job, request, worker = make_job(client, 1, JOB), enqueue(rq, job_id=JOB), TaskWorker(settings)
+    server.kill()
+    fail(worker, request)
+    assert request.get_status() == "failed"
+    worker.clean_registries()
+    server.start()
+    assert job.status().state != "failed"
+    worker.clean_registries()
+    status = job.status()
+    assert (status.state, status.reason) == ("failed", "no such file")
+    assert request.get_meta() == {"reason": "no such file"}
+
+
+def test_a_job_that_is_stopped_while_the_farm_is_away(
+    server: LiveServer, client: redis.Redis, rq: redis.Redis, settings: Settings, tmp_path: Path
+) -> None:
+    """A job that somebody stops stays stopped, and is cancelled on the farm once that is back."""
+    job, request, worker = make_job(client, 1, JOB), begun(rq, tmp_path), TaskWorker(settings)
+    server.kill()
+    stop(worker, request)
+    assert request.get_status() == "stopped"
+    worker.clean_registries()
+    server.start()
+    worker.clean_registries()
+    assert job.status().state == "cancelled"
+    assert request.get_meta()["state"] == "cancelled"
+
+
+def test_a_job_that_is_tried_again_while_the_farm_is_away(
+    server: LiveServer, client: redis.Redis, rq: redis.Redis, settings: Settings, tmp_path: Path
+) -> None:
+    """A job that was stopped, or failed, and is in the queue again goes on on the farm."""
+    job, worker = make_job(client, 1, JOB), TaskWorker(settings)
+    server.kill()
+    request = begun(rq, tmp_path)
+    for end in (stop, fail):
+        end(worker, request)
+        request.requeue()
+    server.start()
+    worker.clean_registries()
+    assert not job.status().ended
+    assert request.get_status() == "queued"
 
 
 def test_a_worker_outlasts_the_farms_server(
