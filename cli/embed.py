@@ -64,8 +64,9 @@ from embedfarm.collector.sinks import sink_names
 from embedfarm.contract import tracing
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.processes import watch_parent_pipe
-from embedfarm.contract.scheduling_terms import USUAL, Terms
+from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.status import JobStatus
 
 JOB_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
@@ -238,13 +239,14 @@ def run_to_end(  # noqa: PLR0913 # three are said by name
         raise typer.Exit(FAILED_CHUNKS)
 
 
-def retry_output(out: Path, settings: Settings, *, as_json: bool) -> None:
-    """Do with a finished output what `embed --retry-failed` would, on the farm of the settings."""
+def retry_output(facts: JobStatus, settings: Settings, *, as_json: bool) -> None:
+    """Do with a finished job's output what `embed --retry-failed` would, on the job's terms."""
     from embedfarm.collector.manifest import read_manifest
     from embedfarm.runs.place import Place
     from embedfarm.runs.request import request_of
 
+    out = Path(facts.out)
     with plain_errors():
         request = request_of(read_manifest(out), settings)
         place = Place(out, settings, "all", 0, "", command_line())
-        run_to_end(request, place, USUAL, retry=True, as_json=as_json)
+        run_to_end(request, place, facts.terms, retry=True, as_json=as_json)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -234,7 +233,7 @@ def retry_job(job: JobId, redis: RedisUrl = "", as_json: AsJson = False) -> None
     if status.state != "finished":
         again = f"; to go on with it: {command}" if status.state == "failed" and command else ""
         fail(f"job {handle.id} is {status.shown_state}: there is nothing to retry{again}")
-    retry_output(Path(status.out), farm_settings(redis), as_json=as_json)
+    retry_output(status, farm_settings(redis), as_json=as_json)
 
 
 @jobs_app.command("watch")

@@ -145,7 +145,7 @@ def _act_on(farm: FarmClient, settings: Settings, verb: Verb, facts: JobFacts) -
         case "retry":
             if handle.status().state != "finished":
                 raise NotDone(_failed_again(farm, facts.job))
-            retry_output(Path(facts.out), settings, as_json=False)
+            retry_output(facts, settings, as_json=False)
         case _:
             handle.set_terms(priority=PRIORITY_OF[verb])
 

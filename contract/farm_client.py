@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,7 +148,7 @@ class FarmClient(FarmKeys):
         return names_of(self.client.zrange(wire.JOBS, 0, -1))
 
     def ended_ids(self, count: int) -> list[str]:
-        """Return the ids of the last `count` jobs that have ended, newest first."""
+        """Return the ids of the last `count` jobs that have ended, of all for 0, newest first."""
         return names_of(self.client.zrange(wire.ENDED, 0, count - 1, desc=True))
 
     def end(  # noqa: PLR0913 # the last two are for those who need them
@@ -168,10 +169,26 @@ class FarmClient(FarmKeys):
         """
         self.job(job, owner).end(state, reason, settings.ended_seconds_max, cause, **counters)
         before = time.time() - settings.ended_seconds_max
-        old = self.client.zrangebyscore(wire.ENDED, "-inf", before)
-        surplus = self.client.zrange(wire.ENDED, 0, -settings.ended_jobs_max - 1)
-        for name in {*names_of(old), *names_of(surplus)}:
+        old = names_of(self.client.zrangebyscore(wire.ENDED, "-inf", before))
+        for name in old:
             self._forget(name)
+        for name in self._surplus(settings.ended_jobs_max):
+            self._forget(name)
+
+    def _surplus(self, kept: int) -> list[str]:
+        """Return the ended jobs of which there are too many: the oldest of whoever has most.
+
+        To find them takes a look at all, so that a tenth more than are to be kept is let pass.
+        """
+        if self.client.zcard(wire.ENDED) <= kept + kept // 10:
+            return []
+        newest = self.ended_ids(0)
+        tenants, ranks = self._tenants(newest), Counter[object]()
+        order = list[tuple[int, int, str]]()  # each tenant's newest first, then its next one, …
+        for place, (name, tenant) in enumerate(zip(newest, tenants, strict=True)):
+            order.append((ranks[tenant], place, name))
+            ranks[tenant] += 1
+        return [name for *_, name in sorted(order)[kept:]]
 
     def _forget(self, job: str) -> None:
         """Remove what is left of a job that has ended; one that was made anew stays."""

@@ -124,6 +124,9 @@ class Timeline(FarmKeys):
     def newest(self, count: int, job: str = "", after: str = "") -> list[TimedEvent]:
         """Return the last `count` events, newest first; a tenant sees those of its own jobs.
 
+        A tenant sees what happened since the job was last submitted: before that another tenant may
+        have had the name.
+
         Args:
             count: Most events to return.
             job: The job that they must be about; "" for any, which a tenant may not ask for.
@@ -135,7 +138,8 @@ class Timeline(FarmKeys):
         for entry in self._backwards(f"({after}" if after else "-"):
             if not job or entry.job == job:
                 found.append(entry)
-            if len(found) == count:
+            begins = entry.kind == "submitted" and entry.job == job
+            if len(found) == count or (begins and self.tenant is not None):
                 break
         return found
 

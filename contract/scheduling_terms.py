@@ -6,8 +6,8 @@ They are no part of the job's specification: they may change while it runs, and 
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict
 
 PRIORITIES: Final = {"normal": 0, "high": 1, "urgent": 2}
@@ -146,13 +146,24 @@ def read_deadline(text: str, now: float | None = None) -> int:
     if text in {"", NO_DEADLINE}:
         return 0
     try:
-        moment = _later(text, time.time() if now is None else now)
-        return int(1000 * (datetime.fromisoformat(text).timestamp() if moment is None else moment))
+        at = _later(text, time.time() if now is None else now)
+        return round(1000 * (datetime.fromisoformat(text).timestamp() if at is None else at))
     except (ValueError, OverflowError) as error:
         raise ValueError(
             f"{text!r} is no deadline: give a time such as 2030-01-31T18:00, or a duration such as "
             f"2h, 90m or 1d12h, or {NO_DEADLINE}"
         ) from error
+
+
+def term_options(terms: Terms) -> dict[str, str | float]:
+    """Return terms by the names and in the values of the options of `embedfarm embed`."""
+    at = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=terms.deadline_ms)
+    said = asdict(terms) | {
+        "priority": priority_name(terms.priority),
+        "deadline": at.isoformat(timespec="milliseconds") if terms.deadline_ms else NO_DEADLINE,
+    }
+    del said["deadline_ms"]
+    return said
 
 
 def _later(text: str, now: float) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 from embedfarm.contract.encoding import COUNT_MAX
 from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.formatting import describe_reuse
-from embedfarm.contract.scheduling_terms import LIMITS, USUAL
+from embedfarm.contract.scheduling_terms import LIMITS, USUAL, Terms
 from embedfarm.contract.spending import Estimate, Spent, spent_from
 
 TEXT_FIELDS: Final = frozenset(
@@ -121,6 +121,11 @@ class JobStatus:
     reason: str = ""
     submitted_by: str = ""
     corpus: str = ""
+
+    @property
+    def terms(self) -> Terms:
+        """The job's terms."""
+        return Terms(**{name: getattr(self, name) for name in Terms.__dataclass_fields__})
 
     @property
     def ended(self) -> bool:

@@ -31,12 +31,15 @@ class Sight:
         """Return those of the jobs that are seen, in one round trip where the server is asked."""
         if self.tenant is None:
             return list(jobs)
+        own = self.tenant.encode()
+        return [job for job, its in zip(jobs, self._tenants(jobs), strict=True) if its == own]
+
+    def _tenants(self, jobs: Collection[str]) -> Sequence[object]:
+        """Return the tenants of jobs, as bytes; anything else where the server does not say."""
         pipe = self.client.pipeline(transaction=False)
         for job in jobs:
             pipe.hget(wire.JobKeys(job).meta, "tenant")
-        whose: Sequence[object] = pipe.execute(raise_on_error=False) if jobs else []
-        own = self.tenant.encode()
-        return [job for job, tenant in zip(jobs, whose, strict=True) if tenant == own]
+        return pipe.execute(raise_on_error=False) if jobs else []
 
     def own_samples(self, samples: Sequence[tuple[float, Sample]]) -> list[tuple[float, Sample]]:
         """Return samples without the jobs of others, and without figures that count all jobs."""

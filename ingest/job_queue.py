@@ -31,6 +31,7 @@ from embedfarm.ingest.job_directories import (
     remove_directory,
 )
 from embedfarm.ingest.openai_files import BATCH_INPUT
+from embedfarm.ingest.rq_jobs import end_farm_jobs
 from embedfarm.ingest.rq_keys import ReadableJob
 from embedfarm.ingest.task_job import FAILURE_SECONDS, OVER, RESULT_SECONDS
 from embedfarm.ingest.tasks import QUEUE
@@ -110,12 +111,13 @@ class Submissions:
                 FarmClient(self.client).end(job, "cancelled", "", self.settings)
 
     def remove(self, job: str) -> None:
-        """Remove the RQ job behind a job, and the job's directory."""
+        """Remove the RQ job behind a job, and the job's directory; a retry of it is cancelled."""
         request = self._request(job)
         if request is not None:
             request.forget()
         directory = directory_of(self.settings, job)
         if directory is not None:
+            end_farm_jobs(FarmClient(self.client), directory / OUTPUT, self.settings)
             remove_directory(directory)
 
     def was_made(self, job: str) -> bool:

@@ -79,7 +79,7 @@ def _tenant_in(path: Path) -> str | None:
 
 
 def list_files(settings: Settings, after: str, *, newest_first: bool) -> Iterator[FileFacts]:
-    """Yield files by the time of their making, after `after` if it is given; skip damaged ones."""
+    """Yield files by their age, those of a batch as old as it, after `after`; skip damaged ones."""
     names = [path.parent.name for path in (settings.jobs_path / "files").glob(f"*/{ABOUT}")]
     for name in sorted(names, reverse=newest_first):
         content = content_of(settings, name)

@@ -167,15 +167,10 @@ def cancel_farm_jobs(farm: FarmClient, out: Path) -> None:
             farm.job(job).cancel()
 
 
-def _end_cancelled(farm: FarmClient, out: str, settings: Settings) -> None:
-    """Cancel the farm's jobs for an output that nobody collects any more, and end them.
-
-    Raises:
-        PathRefused: The output lies below no allowed directory.
-    """
-    directory = allow(out, settings.task_roots)
-    cancel_farm_jobs(farm, directory)
-    for job in farm_jobs(directory):
+def end_farm_jobs(farm: FarmClient, out: Path, settings: Settings) -> None:
+    """Cancel the farm's jobs for an output that nobody collects any more, and end them."""
+    cancel_farm_jobs(farm, out)
+    for job in farm_jobs(out):
         with contextlib.suppress(JobGone):
             if not farm.job(job).status().ended:
                 farm.end(job, "cancelled", "", settings)
@@ -195,7 +190,8 @@ def cancel_request(job: Job) -> None:
                 contextlib.suppress(PathRefused),  # whoever enqueues a job may have written it
                 closing_client(settings.redis_url) as client,
             ):
-                _end_cancelled(FarmClient(client), str(meta["out"]), settings)
+                out = allow(str(meta["out"]), settings.task_roots)
+                end_farm_jobs(FarmClient(client), out, settings)
         job.meta["state"] = "cancelled"
         job.save_meta()
     tell(job, "cancelled")

@@ -243,23 +243,25 @@ def read_page(farm: FarmClient, after: str, count: int, choice: JobChoice = ANY_
             return Page([], None)
         choice = choice._replace(tenant=farm.tenant)
     chosen: list[str] = []
-    looked = 0
+    looked, place = 0, after
     step = count + 1 if choice == ANY_JOB else STEP
-    # A tenant's page never ends at another one's job, since `next` names the last one looked at.
+    # A tenant's page ends at a job of the tenant, and only another one of these makes a next page.
     while looked < LOOKED_MAX or farm.tenant is not None:
         rows = _rows_after(farm.client, after, step, choice.state)
         looked += len(rows)
         for job, wanted in zip(
             rows, _match(farm.client, [each.job for each in rows], choice), strict=True
         ):
-            if len(chosen) == count:
-                return Page(read_jobs(farm, chosen), after)
+            if wanted and len(chosen) == count:
+                return Page(read_jobs(farm, chosen), place)
             after = job.cursor
+            if len(chosen) < count:
+                place = after
             if wanted:
                 chosen.append(job.job)
         if len(rows) < step:
             return Page(read_jobs(farm, chosen), None)
-    return Page(read_jobs(farm, chosen), after)
+    return Page(read_jobs(farm, chosen), place)
 
 
 class _Row(NamedTuple):

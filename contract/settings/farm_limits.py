@@ -63,7 +63,11 @@ class JobSettings(BaseModel):
         PositiveInt, Field(description="Unfinished jobs on the farm; one more is refused.")
     ] = 1000
     ended_jobs_max: Annotated[
-        PositiveInt, Field(description="Jobs that have ended, of which a record is kept.")
+        PositiveInt,
+        Field(
+            description="Jobs that have ended, of which a record is kept; beyond it, and a tenth, "
+            "the oldest of the tenant that has most of them go."
+        ),
     ] = 10_000
     ended_seconds_max: Annotated[
         PositiveInt, Field(description="How long such a record is kept.")

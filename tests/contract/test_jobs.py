@@ -745,6 +745,26 @@ def test_records_of_ended_jobs_are_bounded(client: redis.Redis) -> None:
     assert farm.ended_ids(9) == ["d", "b"]
 
 
+def test_records_leave_of_who_has_most(client: redis.Redis) -> None:
+    """Where there are too many records of ended jobs, the oldest of the busiest tenant go."""
+    farm, few = FarmClient(client), Settings().model_copy(update={"ended_jobs_max": 3})
+    for name in ("a1", "b1", "b2", "a2", "b3", "b4", "c1"):
+        Job(client, name).create(SPEC, 0, Terms(tenant=name[0]))
+        farm.end(name, "finished", "", few)
+    assert farm.ended_ids(9) == ["c1", "b4", "a2"]
+
+
+def test_some_records_more_are_kept(client: redis.Redis) -> None:
+    """All records are looked at only when there are a tenth too many, and as many go."""
+    farm, some = FarmClient(client), Settings().model_copy(update={"ended_jobs_max": 20})
+    kept = list[int]()
+    for number in range(25):
+        make_job(client, 1, f"{number}")
+        farm.end(f"{number}", "finished", "", some)
+        kept.append(len(farm.ended_ids(0)))
+    assert kept[19:] == [20, 21, 22, 20, 21, 22]
+
+
 def test_a_job_that_goes_on_is_no_old_record(client: redis.Redis) -> None:
     """A job that a late end of an earlier one put among the ended ones keeps its work."""
     farm, job = FarmClient(client), make_job(client, 1, "again")

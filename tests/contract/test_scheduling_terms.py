@@ -1,5 +1,6 @@
 """Tests of terms as people write them."""
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -7,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedfarm.contract.scheduling_terms import PRIORITIES, Terms, priority_name, read_deadline
+from embedfarm.contract.scheduling_terms import (
+    DEADLINE_MS_MAX,
+    PRIORITIES,
+    Terms,
+    priority_name,
+    read_deadline,
+    term_options,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +67,16 @@ def test_times() -> None:
     local = datetime(2030, 1, 31, 18, 30).timestamp()  # noqa: DTZ001 # local is what is meant
     assert read_deadline("2030-01-31T18:30") == 1000 * int(local)
     assert [read_deadline(text) for text in ("", "none")] == [0, 0]
+
+
+@given(st.integers(0, DEADLINE_MS_MAX), st.sampled_from(list(PRIORITIES.values())))
+def test_options_say_the_same(deadline_ms: int, priority: int) -> None:
+    """Terms that are given again as options are the terms that they were."""
+    terms = Terms(priority, "red", 3, deadline_ms, "a,b", 0.5, 10.0)
+    said = term_options(terms)
+    said["priority"] = PRIORITIES[str(said["priority"])]
+    said["deadline_ms"] = read_deadline(str(said.pop("deadline")))
+    assert said == asdict(terms)
 
 
 @pytest.mark.parametrize("text", ["soon", "2", "2h 5m", "h", "9" * 400 + "d", "2030-02-30", "-2h"])

@@ -23,6 +23,7 @@ from tests.support import LiveServer
 
 DIMENSIONS = 16
 MODEL = ("--model", f"null:{DIMENSIONS}")
+TERMS = ("--tenant", "red", "--weight", 3)
 CHUNKS = 500
 DELIVERIES_MAX = 2
 SETTINGS = Settings(
@@ -83,12 +84,12 @@ def check_others(out: Path, texts: list[str], failed: set[int]) -> None:
 def test_poison_costs_itself(server: LiveServer, tmp_path: Path) -> None:
     """Texts that raise, kill or hang a worker fail alone, and the others are embedded.
 
-    Once the model is healed, `jobs retry` embeds the failed ones.
+    Once the model is healed, `jobs retry` embeds the failed ones, on the terms of the job.
     """
     corpus, texts = corpus_with(DEEDS, tmp_path)
     out = tmp_path / "out"
     with poisoned(server, tmp_path) as healed:
-        done = run("embed", corpus, "--out", out, "--redis", server.url, *MODEL)
+        done = run("embed", corpus, "--out", out, "--redis", server.url, *MODEL, *TERMS)
         assert done.returncode == 3, done.stderr
         check_others(out, texts, set(DEEDS))
         named = [json.loads(line) for line in (out / "_errors.jsonl").read_text().splitlines()]
@@ -104,6 +105,8 @@ def test_poison_costs_itself(server: LiveServer, tmp_path: Path) -> None:
         again = run("jobs", "retry", job, "--redis", server.url, "--json")
         assert again.returncode == 0, again.stderr
         assert json.loads(again.stdout)["repaired"] == len(DEEDS)
+        ended = json.loads(run("jobs", "ls", "--ended", "--redis", server.url, "--json").stdout)
+        assert [(each["tenant"], each["weight"]) for each in ended] == [("red", 3)] * 2
     check_others(out, texts, set())
     assert run("verify", out, "--against", corpus).returncode == 0
 

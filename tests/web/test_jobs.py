@@ -137,6 +137,16 @@ def test_failed_chunks_by_pages(web: TestClient, client: redis.Redis) -> None:
     assert second["next"] is None
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/little/errors"])
+@pytest.mark.parametrize("after", ["\u0663:x", "\u0663-\u0663@\u0663"])
+def test_digits_are_those_of_ascii(
+    web: TestClient, client: redis.Redis, path: str, after: str
+) -> None:
+    """Where a page begins is said in digits that the server reads as well."""
+    make_job(client, 1)
+    assert web.get(path, params={"after": after}).status_code == 422
+
+
 def test_a_job_is_steered(web: TestClient, client: redis.Redis) -> None:
     """Pause, resume and cancel do what they say; what has ended cannot be resumed."""
     job = make_job(client, 1)

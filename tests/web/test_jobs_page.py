@@ -14,6 +14,7 @@ import redis
 from fastapi.testclient import TestClient
 
 from embedfarm.contract import wire
+from embedfarm.contract.encoding import encode
 from embedfarm.contract.farm_client import FarmClient, FarmFull
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.jobs import Job
@@ -21,6 +22,7 @@ from embedfarm.contract.scheduling_terms import Terms
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.job_directories import Call, write_call
 from embedfarm.ingest.job_queue import Submissions
+from embedfarm.watch import job_search
 from embedfarm.watch.job_search import JobQuery, search_jobs
 from embedfarm.web.auth.keys import Key, make_key
 from embedfarm.web.jobs.bulk import DO, Do
@@ -184,8 +186,17 @@ def test_what_another_program_wrote_hides_nothing(web: TestClient, many: redis.R
     assert "newer" in names
 
 
-def test_a_tenant_finds_its_own(server: LiveServer, many: redis.Redis) -> None:
-    """A search on behalf of a tenant looks at no job of another one."""
+def test_a_tenant_finds_its_own(
+    server: LiveServer, many: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search on behalf of a tenant looks at no job of another one, however many there are."""
+    for looked_max, complete in ((2, True), (1, False)):
+        monkeypatch.setattr(job_search, "LOOKED_MAX", looked_max)
+        found = search_jobs(FarmClient(many, tenant="red"), JobQuery())
+        assert (found.of, found.complete) == (looked_max, complete)
+    assert not search_jobs(FarmClient(many), JobQuery()).complete
+    monkeypatch.undo()
+    assert search_jobs(FarmClient(many), JobQuery()).complete
     with client_of(server) as web:
         found = search_jobs(FarmClient(many, tenant="red"), JobQuery(tenant="blue"))
         assert found.jobs == []
@@ -203,7 +214,8 @@ def ask(web: TestClient, verb: str, **query: object) -> str:
 
 def act(web: TestClient, page: str) -> tuple[int, str]:
     """Press the button of a page that asks; return the status, and where it leads, or the text."""
-    fields = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', page)
+    form = page.partition('action="/steer"')[2]
+    fields = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', form)
     words = urlencode([(name, value.replace("&amp;", "&")) for name, value in fields])
     headers = BROWSER | {"content-type": "application/x-www-form-urlencoded"}
     answer = web.post("/steer", content=words, headers=headers, follow_redirects=False)
@@ -234,6 +246,20 @@ def test_all_that_are_found_are_steered(web: TestClient, many: redis.Redis) -> N
     assert act(web, page) == (303, "/jobs?words=old&state=cancelled")
     assert shown(web, words="old") == ["old one that comes later"]
     assert len(shown(web)) == 7
+
+
+def test_a_thousand_are_steered(web: TestClient, client: redis.Redis) -> None:
+    """A page asks about as many jobs as its form can name, and says of how many these are."""
+    pipe = client.pipeline(transaction=False)
+    for number in range(1000):
+        meta = {"spec": encode(SPEC), "state": "open", "tenant": ""}
+        pipe.hset(wire.JobKeys(f"{number:032x}").meta, mapping=meta)  # type: ignore[arg-type] # bytes too
+        pipe.zadd(wire.JOBS, {f"{number:032x}": number})
+    pipe.execute()
+    page = ask(web, "pause", every="yes")
+    assert "These are the first 998 of 1,000." in page
+    assert act(web, page)[0] == 303
+    assert len(search_jobs(FarmClient(client), JobQuery(state="paused")).jobs) == 998
 
 
 def test_nothing_to_do_is_said(web: TestClient, many: redis.Redis) -> None:

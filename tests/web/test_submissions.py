@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from html import unescape
 from pathlib import Path
 from typing import Any, Final, cast
@@ -27,17 +28,19 @@ from embedfarm.collector.manifest import read_manifest
 from embedfarm.contract import wire
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.job_spec import JOB_FIELDS, JobSpec
-from embedfarm.contract.scheduling_terms import read_deadline
+from embedfarm.contract.scheduling_terms import Terms, read_deadline
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.job_queue import Submissions
 from embedfarm.ingest.task_job import TaskJob
 from embedfarm.ingest.task_worker import TaskWorker
 from embedfarm.ingest.tasks import cleanup, option_words
+from embedfarm.runs.own_job import JOB_ID_FILE
 from embedfarm.watch.overview import JobFacts
 from embedfarm.web.auth.keys import Key
 from embedfarm.web.jobs.job_requests import name_corpus
 from embedfarm.web.jobs.retries import options_of
 from embedfarm.workers import model_store
+from tests.contract.little_job import make_job
 from tests.farm.harness import check_output, run, texts_of, write_corpus
 from tests.ingest.rq_farm import START_SECONDS, Door
 from tests.poison_worker import HEALED, MARKER, open_poison_engine
@@ -782,12 +785,21 @@ def test_a_retry_says_what_was_said_as_nought(tmp_path: Path) -> None:
 
 @pytest.mark.farm
 def test_a_retry_that_fails_is_told_of(
-    web: TestClient, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    web: TestClient,
+    client: redis.Redis,
+    server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A finished job says why the retry of its failed chunks came to nothing, until one does it."""
+    """A finished job says why the retry of its failed chunks came to nothing, until one does it.
+
+    A retry has the terms of the job, so that it is its tenant's.
+    """
     monkeypatch.setenv(HEALED, str(tmp_path / "healed"))
     monkeypatch.setattr(model_store, "open_engine", open_poison_engine)
-    job = web.post("/v1/jobs", json={"texts": ["a", f"{MARKER}raises"]}).json()["job"]
+    terms = Terms(2, "red", 3, 2_211_732_000_250, "a,b", 1.5, 10.0)
+    order = {"texts": ["a", f"{MARKER}raises"], **asdict(terms)}
+    job = web.post("/v1/jobs", json=order).json()["job"]
     with doing(server, tmp_path):
         assert wait_for(web, job, "finished")["chunks_failed"] == 1
         corpus = next((tmp_path / "jobs" / job).glob("input.*"))
@@ -804,6 +816,50 @@ def test_a_retry_that_fails_is_told_of(
     assert "other texts" in failed["reason"]
     assert str(tmp_path) not in failed["reason"], "paths of the server are not for clients"
     assert facts(web, job)["reason"] == ""
+    for each in web.get("/v1/jobs").json()["jobs"]:
+        assert {name: each[name] for name in asdict(terms)} == asdict(terms)
+    assert len(FarmClient(client).ended_ids(9)) == 2
+
+
+def test_a_job_that_is_deleted_while_it_is_retried(
+    web: TestClient, client: redis.Redis, jobs: Path
+) -> None:
+    """What the farm still does for a retry ends when its job is deleted."""
+    job = web.post("/v1/jobs", json={"texts": ["a"]}).json()["job"]
+    FarmClient(client).end(job, "finished", "", Settings())
+    inner = make_job(client, 1, "inner")
+    place = jobs / job / "output/.embedfarm/retry-1" / JOB_ID_FILE
+    place.parent.mkdir(parents=True)
+    place.write_text(f"{inner.id} owner\n")
+    assert web.delete(f"/v1/jobs/{job}").status_code == 204
+    status = inner.status()
+    assert (status.state, status.ended) == ("cancelled", True)
+
+
+def test_a_job_that_begins_anew_keeps_its_corpus(
+    web: TestClient, client: redis.Redis, tmp_path: Path
+) -> None:
+    """A failed job that is tried again is still one of the runs of its corpus."""
+    source = tmp_path / "data" / "a.jsonl"
+    source.parent.mkdir()
+    source.write_text('{"text": "a"}\n')
+    job = web.post("/v1/jobs", json={"source": str(source)}).json()["job"]
+    before = facts(web, job)["corpus"]
+    FarmClient(client).end(job, "failed", "no memory", Settings())
+    client.delete(f"rq:job:http-{job}")
+    assert web.post(f"/v1/jobs/{job}/retry").json()["corpus"] == before != ""
+
+
+def test_a_source_that_is_refused_may_be_corrected(web: TestClient, tmp_path: Path) -> None:
+    """A request that names a wrong path has made nothing, and does not use up its key."""
+    source = tmp_path / "data" / "a.jsonl"
+    source.parent.mkdir()
+    source.write_text('{"text": "a"}\n')
+    once = {"idempotency-key": "k"}
+    wrong = {"source": str(source.with_name("b.jsonl"))}
+    assert web.post("/v1/jobs", json=wrong, headers=once).status_code == 403
+    answer = web.post("/v1/jobs", json={"source": str(source)}, headers=once)
+    assert answer.status_code == 201, answer.text
 
 
 def test_cleanup_removes_what_nobody_knows(

@@ -385,9 +385,27 @@ def test_pages_of_a_list_name_no_job_of_another(
         after = page["next"]
         assert not [each for each in world.canaries if each in str(after)]
     assert found == own
+    last = {"limit": 1, "after": f"{1.0}:{own[1]}"}
+    page = world.ask("GET /v1/jobs", world.beta, params=last).json()
+    assert ([each["job"] for each in page["jobs"]], page["next"]) == ([own[2]], None)
+    world.ask("POST /v1/feeds", world.alpha, json={})
+    assert world.ask("GET /v1/jobs", world.beta, params=last).json() == page
     for tenant in ("alpha", "nobody"):
         answer = world.ask("GET /v1/jobs", world.beta, params={"tenant": tenant}).json()
         assert answer == {"jobs": [], "next": None}
+
+
+def test_a_name_that_was_anothers(world: World) -> None:
+    """What happened to a job of the same name of another tenant is not told."""
+    for tenant in ("alpha", "beta"):
+        Job(world.client, "nightly", actor=tenant).create(
+            JobSpec(model=NULL), 0, Terms(tenant=tenant), {"out": f"/{tenant}"}
+        )
+        if tenant == "alpha":
+            FarmClient(world.client).end("nightly", "failed", CANARY, Settings())
+    told = world.ask("GET /v1/jobs/{job}/timeline", world.beta, job="nightly").json()
+    assert [(each["kind"], each["by"]) for each in told] == [("submitted", "beta")]
+    assert len(world.ask("GET /v1/jobs/{job}/timeline", world.operator, job="nightly").json()) == 3
 
 
 def test_answers_of_another_are_not_repeated(world: World) -> None:

@@ -22,7 +22,7 @@ from embedfarm.web.jobs.results import made_for, open_output
 from embedfarm.web.jobs.routes import After, JobId, Limit
 from embedfarm.web.services import Service, Services, need
 
-PLACE: Final = r"^((\d{1,18}-\d{1,18})?@\d{1,16})?$"  # where the next page of the list begins
+PLACE: Final = r"^(([0-9]{1,18}-[0-9]{1,18})?@[0-9]{1,16})?$"  # of the next page
 FAILURES_KEPT: Final = 10_000  # by the server, of a job
 
 ChunkIndex = Annotated[int, InPath(ge=0, le=INDEX_MAX, description="Index of the chunk.")]

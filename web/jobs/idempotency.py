@@ -11,6 +11,7 @@ from fastapi import Header, HTTPException
 
 from embedfarm.contract import wire
 from embedfarm.contract.farm_client import FarmFull
+from embedfarm.ingest.allow_list import PathRefused
 from embedfarm.ingest.job_directories import new_id
 from embedfarm.web.auth.keys import Key
 from embedfarm.web.services import Services
@@ -83,7 +84,8 @@ def answer_once(
         _keep(services, name, record)
         try:
             answer = work(record.id)
-        except (HTTPException, FarmFull):  # nothing was made; after anything else, who knows
+        except (HTTPException, FarmFull, PathRefused):
+            # Nothing was made; after any other error, who knows.
             client.delete(wire.answer_key(name))
             raise
         _keep(services, name, record._replace(answer=answer))

@@ -9,7 +9,7 @@ from rq.exceptions import DuplicateJobError
 
 from embedfarm.collector.manifest import Manifest, OutputError, read_manifest
 from embedfarm.contract.job_spec import JOB_DEFAULTS, Decides, decided_by
-from embedfarm.contract.scheduling_terms import Terms
+from embedfarm.contract.scheduling_terms import term_options
 from embedfarm.contract.settings import Settings
 from embedfarm.ingest.allow_list import PathRefused, allow, allow_source
 from embedfarm.ingest.job_directories import Call, directory_of, is_submitted, read_call
@@ -90,10 +90,9 @@ def _first_call(settings: Settings, job: str) -> Call:
 def _begin_anew(services: Services, facts: JobFacts, call: Call) -> None:
     """Run a failed job again, from where it had stopped."""
     handle = services.farm.job(facts.job)
-    notes = {"out": facts.out, "command": handle.noted("command")}
-    terms = Terms(**{name: getattr(facts, name) for name in Terms.__dataclass_fields__})
+    notes = {"out": facts.out, "command": handle.noted("command"), "corpus": facts.corpus}
     services.farm.admit(facts.job, services.settings.jobs_max)
-    handle.create(handle.spec(), 0, terms, notes)
+    handle.create(handle.spec(), 0, facts.terms, notes)
     with contextlib.suppress(DuplicateJobError):  # who asked at the same time has it done
         services.submissions.embed(facts.job, call)
 
@@ -101,7 +100,7 @@ def _begin_anew(services: Services, facts: JobFacts, call: Call) -> None:
 def _call_for(settings: Settings, facts: JobFacts) -> Call:
     """Make the call that embeds again the chunks that failed of a finished output.
 
-    The store that the job has filled gets them, too.
+    The terms are the job's, and the store that it has filled gets them, too.
 
     Raises:
         HTTPException: No chunk failed, or the options cannot be given again.
@@ -118,7 +117,8 @@ def _call_for(settings: Settings, facts: JobFacts) -> Call:
     before = read_call(directory) if directory is not None else None
     store = {} if before is None else {k: v for k, v in before.options.items() if k in STORE}
     own = {"job_id": facts.job} if is_submitted(facts.job) else {}  # which is told of a failure
-    return Call(sources, facts.out, options_of(manifest) | store | own)
+    options = options_of(manifest) | term_options(facts.terms) | store | own
+    return Call(sources, facts.out, options, facts.tenant)
 
 
 def options_of(manifest: Manifest) -> dict[str, Any]:

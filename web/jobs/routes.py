@@ -64,7 +64,7 @@ def list_jobs(
     services: Service,
     choice: Annotated[JobChoice, Depends(_choose)],
     limit: Limit = 100,
-    after: Annotated[After, Query(pattern=r"^(-?\d+(\.\d+)?:.+)?$")] = "",
+    after: Annotated[After, Query(pattern=r"^(-?[0-9]+(\.[0-9]+)?:.+)?$")] = "",
 ) -> JobPage:
     """List jobs, those of a state, of a tenant and with a label if these are given.
 

@@ -21,6 +21,7 @@ from embedfarm.web.pages.sign_in import leave_for
 from embedfarm.web.services import Caller, Service, Services, need
 
 NAMED_MAX: Final = 10
+ASKED_MAX: Final = MANY_MAX - 2  # jobs of one form, which has fields for two things more
 
 
 class Action(NamedTuple):
@@ -131,6 +132,7 @@ def ask_many(
     refused = foresee(services, selection.verb, [job.job for job in some])
     some = [job for job in some if job.job not in refused]
     possible -= len(refused)
+    some = some[:ASKED_MAX]
     why = next(iter(refused.values()), "")
     action = _action(services, selection.verb, [job.job for job in some])
     told = _question(action, counted(len(some), "job")) | {
