@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
+NO_CLUSTER = "endpoints need no cluster: leave out --on, or --endpoint and what goes with it"
+NO_ENDPOINT = (
+    "--model, --served-model, --dtype and --concurrency say what an endpoint has: give --endpoint, "
+    "or leave them out; --pin has a device's worker load a model"
+)
 
 Pins = Annotated[
     list[str] | None,
@@ -125,38 +130,38 @@ def work(  # noqa: PLR0913, PLR0917 -- each is a flag
         "endpoint_requests_max": concurrency,
     }
     settings = settings.model_copy(update={name: each for name, each in given.items() if each})
+    if cpus and not on:
+        fail("--cpus is for workers on a cluster: give --on, or leave it out", USAGE)
     if on:
         from embedfarm.cli.cluster import work_on
 
         if endpoint or any(given.values()):
-            fail(
-                "endpoints need no cluster: leave out --on, or --endpoint and what goes with it",
-                USAGE,
-            )
+            fail(NO_CLUSTER, USAGE)
         work_on(on, devices, workers, cpus, settings)
         return
     urls = endpoint or [each for each in [settings.endpoint_url] if each]
     if urls and not settings.endpoint_model:
         fail("which model is it that the endpoints have? give --model MODEL", USAGE)
+    if any(given.values()) and not urls:
+        fail(NO_ENDPOINT, USAGE)
     stop = stop_on_signals()
     watch_parent_pipe(stop.set)
-    notifier = Notifier()
+    notifier = Notifier()  # before there are children, which must not speak in its name
     with plain_errors(), closing_client(url) as client:
         chosen = endpoints(urls) if urls else choose_devices(devices, workers, settings)
         wait_until_ready(url, stop, settings.reconnect_seconds_max)
-        farm = FarmClient(client)
-        devices_chosen = [device.label for device in chosen]
-        refuse_namesakes(farm, devices_chosen, settings, stop)
-        console = Console(highlight=False, soft_wrap=True)
+        farm, labels = FarmClient(client), [device.label for device in chosen]
+        refuse_namesakes(farm, labels, settings, stop)
         logs = settings.state_directory.expanduser() / "logs"
-        supervisor = Supervisor(
-            children(chosen, settings), logs, settings.drain_seconds, on_exit=tell_exits(url)
-        )
-        with supervisor:
-            labels = ", ".join(devices_chosen)
-            console.print(f"working on {labels} for {hide_password(url)}; logs in {logs}")
+        told, drain_seconds = tell_exits(url), settings.drain_seconds
+        with Supervisor(
+            children(chosen, settings), logs, drain_seconds, on_exit=told
+        ) as supervisor:
+            title = f"working on {', '.join(labels)}"
+            console = Console(highlight=False, soft_wrap=True)
+            console.print(f"{title} for {hide_password(url)}; logs in {logs}")
             ready = partial(_all_work, supervisor, farm, len(chosen))
-            tick = partial(notifier.tick, f"working on {labels}")
+            tick = partial(notifier.tick, title)
             keep(stop, lambda: supervisor.failed or supervisor.unstartable(), ready, tick)
             notifier.stop()
 

@@ -1,5 +1,6 @@
 """`embedfarm simulate`: try the scheduler out before it is trusted."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from embedfarm.scheduler.simulation.suite import Row
 
 ALL_POLICIES = "fair,rounds,fixed,adaptive"
+SECONDS_MAX = 100_000.0
 MARK = "<!-- {} workers -->\n"
 MARK_END = "<!-- end -->\n"
 
@@ -59,7 +61,10 @@ Seeds = Annotated[
     int, typer.Option(min=1, help="Runs of each scenario; the same seed gives the same run.")
 ]
 Seconds = Annotated[
-    float, typer.Option(min=0, help="Size of the job at the speed of all workers; 0: as it is.")
+    float,
+    typer.Option(
+        min=0, max=SECONDS_MAX, help="Size of the job at the speed of all workers; 0: as it is."
+    ),
 ]
 Lengths = Annotated[
     Path | None, typer.Option(help="A corpus whose chunk lengths the job has, as for `embed`.")
@@ -133,8 +138,8 @@ def simulate(  # noqa: PLR0913, PLR0917 -- each is a flag
         rows = _run(scenarios, wanted, seeds, settings, quiet=as_json)
         if timeline is not None:
             _draw(scenarios[0], wanted[0], settings, timeline)
-    if report is not None:
-        _write(report, rows, scenarios)
+        if report is not None:
+            _write(report, rows, scenarios)
     if as_json:
         print_json([asdict(row) for row in rows])
     else:
@@ -163,8 +168,8 @@ def _machines(workers: int, speeds: str) -> "tuple[Machine, ...]":
         given = [float(each) for each in speeds.split(",")]
     except ValueError as error:
         fail(f"--speeds: {error}", USAGE)
-    if min(given) <= 0:
-        fail("--speeds: each must be more than 0", USAGE)
+    if not all(0 < each < math.inf for each in given):  # NaN is not, either
+        fail("--speeds: each must be a number of more than 0", USAGE)
     return tuple(map(Machine, given))
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from embedfarm.collector.digest_index import NOWHERE, DigestIndex
-from embedfarm.collector.manifest import CHANGES_FILE, Changes
+from embedfarm.collector.manifest import CHANGES_FILE, Changes, Manifest
 from embedfarm.collector.output_reader import OutputReader
 from embedfarm.collector.text_digests import DIGEST_BYTES, DIGESTS_FILE, text_digests
 from embedfarm.contract.durable_files import replacing, sha256_of, whole
@@ -29,7 +29,7 @@ SCHEMA: Final = pa.schema(
 Rows = NDArray[np.int64]
 
 
-def write_changes(out: Path, before: Path, count: int, directory: Path) -> Changes:
+def write_changes(out: Path, before: Path, manifest: Manifest, directory: Path) -> Changes:
     """List what has changed in an output since another one, whose chunks have ids as well.
 
     Of chunks with one id the first one counts in the other output. Memory holds a part of an output
@@ -38,7 +38,7 @@ def write_changes(out: Path, before: Path, count: int, directory: Path) -> Chang
     Args:
         out: The output, all of whose parts and digests are on the disk.
         before: The other output, which is finished.
-        count: Chunks of the other output.
+        manifest: Manifest of the other output.
         directory: An empty directory for an index of the other output's ids.
 
     Returns:
@@ -52,7 +52,7 @@ def write_changes(out: Path, before: Path, count: int, directory: Path) -> Chang
     for start, ids in _ids(before):
         index.add(text_digests(ids), np.arange(start, start + len(ids)))
     texts, texts_before = (_digests(each) for each in (out, before))
-    there, sums = np.zeros(count, np.bool_), np.zeros(len(KINDS), np.int64)
+    there, sums = np.zeros(manifest.count, np.bool_), np.zeros(len(KINDS), np.int64)
     path = out / CHANGES_FILE
     with replacing(path) as file, pq.ParquetWriter(file, SCHEMA) as writer:
 
@@ -77,7 +77,8 @@ def write_changes(out: Path, before: Path, count: int, directory: Path) -> Chang
             gone = first & ~there[rows]
             put(ids, np.where(gone, REMOVED, SAME), np.full(len(ids), NOWHERE), rows)
     _, moved, changed, added, removed = sums.tolist()
-    return Changes(str(before), added, changed, moved, removed, sha256_of([whole(path)]))
+    listed = sha256_of([whole(path)])
+    return Changes(str(before), added, changed, moved, removed, listed, manifest.rows_sha256)
 
 
 def _ids(directory: Path) -> Iterator[tuple[int, list[str]]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from embedfarm.collector.corpus_neighbours import check_apart, names_of_output
 from embedfarm.collector.manifest import (
     ERRORS_FILE,
     SKIPPED_FILE,
@@ -28,6 +29,7 @@ from embedfarm.collector.output_directory import (
 from embedfarm.collector.sinks import ColumnSink, keeps_columns, lists_stored, open_sink
 from embedfarm.collector.sinks.part_rows import spread
 from embedfarm.contract.durable_files import remove_temporaries, replacing, sync_directory
+from embedfarm.readers.corpus import CorpusOptions
 
 ORIGIN_FILE = "export.json"
 
@@ -41,13 +43,16 @@ def export(directory: Path, target: Path, sink: str) -> Manifest:
     corpus go along into a format that has a place for them.
 
     Raises:
-        OutputError: There is no finished output, `target` holds another one, or the format does not
-            hold vectors itself.
+        OutputError: There is no finished output, `target` holds another one or would be read with
+            the corpus, or the format does not hold vectors itself.
         OSError: The disk refuses.
     """
     if lists_stored(sink):
         raise OutputError(f"{sink} lists what workers have stored, and takes no other vectors")
     manifest = read_manifest(directory)
+    said = manifest.settings
+    glob = said.get("read_glob", CorpusOptions.glob)
+    check_apart(target, names_of_output(sink), said.get("sources", ()), glob)
     private = target / STATE_DIRECTORY
     if read_state(target) is State.FINISHED:
         return _check_same(manifest, target, sink)

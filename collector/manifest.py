@@ -187,6 +187,8 @@ class Changes(msgspec.Struct, frozen=True):
         moved: Chunks with the same text that have another index.
         removed: Chunks of the other output whose id is no more.
         sha256: SHA-256 of the list.
+        since_rows: `Manifest.rows_sha256` of the other output, whose directory may have another one
+            by now; "" in manifests of earlier versions.
     """
 
     since: str
@@ -195,6 +197,7 @@ class Changes(msgspec.Struct, frozen=True):
     moved: int
     removed: int
     sha256: str
+    since_rows: str = ""
 
 
 class SampleList(msgspec.Struct, frozen=True):
@@ -312,6 +315,12 @@ class Manifest(About, kw_only=True):
             DIGESTS_FILE: self.digests_sha256, CHANGES_FILE: changes, SAMPLE_FILE: sample,
         }  # fmt: skip
         return {name: sha256 for name, sha256 in sums.items() if sha256}
+
+    @property
+    def rows_sha256(self) -> str:
+        """SHA-256 over the parts' checksums of texts and ids, which no retry changes."""
+        rows = [f"{part.count} {part.texts_sha256} {part.names_sha256}" for part in self.parts]
+        return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
     @property
     def layout(self) -> Layout:

@@ -50,9 +50,15 @@ def read_ranges(path: Path, model: str) -> NDArray[np.float32]:
             check_bytes(path, part)
         return component_ranges(iter_vectors(path))
     try:
-        ranges = np.load(path)
+        found = np.load(path)
     except (OSError, ValueError, EOFError) as error:
         raise OutputError(f"{path} holds no ranges: {error}") from error
-    if ranges.ndim != 2 or len(ranges) != 2 or not np.isfinite(ranges).all():  # noqa: PLR2004 # two rows
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu":
+        raise OutputError(f"{path} holds no ranges: it is no array of numbers")
+    with np.errstate(over="ignore"):
+        ranges = found.astype(np.float32)
+    if ranges.ndim != 2 or len(ranges) != 2:  # noqa: PLR2004 # two rows
         raise OutputError(f"{path} holds no ranges: it has shape {ranges.shape}, not (2, n)")
-    return np.asarray(ranges, dtype=np.float32)
+    if not np.isfinite(ranges).all():
+        raise OutputError(f"{path} holds no ranges: float32 has no such numbers")
+    return ranges

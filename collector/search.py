@@ -98,9 +98,21 @@ def _with_columns(directory: Path, manifest: Manifest, hits: Sequence[Hit]) -> l
         here = sorted(index for index in found if part.start <= index < part.end)
         kept = sink.read_columns(part, manifest.layout) if here else None
         if kept is not None:
-            rows = take_rows(kept.table, np.searchsorted(kept.indices, here)).to_pylist()
+            rows = _rows_of(take_rows(kept.table, np.searchsorted(kept.indices, here)))
             found |= {i: replace(found[i], columns=row) for i, row in zip(here, rows, strict=True)}
     return [found[hit.index] for hit in hits]
+
+
+def _rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the values of each row by column; times for which Python has none are in words."""
+    columns = []
+    for column in table.columns:
+        try:
+            columns.append(column.to_pylist())
+        except (OverflowError, ValueError):
+            columns.append(column.cast(pa.string()).to_pylist())
+    names = table.column_names
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _direction(query: NDArray[np.float32], manifest: Manifest) -> NDArray[np.float32]:

@@ -44,13 +44,17 @@ class Predecessor(NamedTuple):
     failures: str
 
 
-def find_predecessor(directory: Path, address: StoreAddress, token: str) -> Predecessor | None:
+def find_predecessor(
+    directory: Path, address: StoreAddress, token: str, changes: Changes | None = None
+) -> Predecessor | None:
     """Return an output as the predecessor of another one, if a collection with a mark holds it.
 
     Args:
         directory: A finished output, or what is left of it.
         address: Where the collection is.
         token: Token of the collection's mark.
+        changes: What has changed since the output that the directory had then, if that is known: it
+            may have another one now, of which the list says nothing.
     """
     journal = StoreJournal.of(directory, address)
     if journal.head is None or journal.whole is None or journal.head.token != token:
@@ -58,6 +62,8 @@ def find_predecessor(directory: Path, address: StoreAddress, token: str) -> Pred
     try:
         manifest = read_manifest(directory)
     except ManifestError:
+        return None
+    if changes is not None and changes.since_rows != manifest.rows_sha256:
         return None
     parts = manifest.parts
     current = all(journal.parts.get(part.start) == confirmed_part(part) for part in parts)

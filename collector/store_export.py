@@ -204,7 +204,8 @@ class StoreExport:
         changes = self._manifest.changes if self._manifest else None
         if mark is None or changes is None:
             return None
-        return find_predecessor(directory_before(self.out, changes), self.address, mark.token)
+        before = directory_before(self.out, changes)
+        return find_predecessor(before, self.address, mark.token, changes)
 
     def _admit(self, mark: CollectionMark | None, job: str, before: Predecessor | None) -> bool:
         """Tell whether all rows that a collection has are known to this export.

@@ -332,12 +332,12 @@ def _download(model: str, cache: Path | None) -> Path:
 
 def sha256(path: Path) -> str:
     """Return a model file's SHA-256 in hexadecimal; read it again only when it has changed."""
-    status = path.stat()
-    return _sha256(path, status.st_size, status.st_mtime_ns)
+    status = path.stat()  # whoever copies files may keep their times, but not that of the change
+    return _sha256(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @cache
-def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
+def _sha256(path: Path, *_facts: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

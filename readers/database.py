@@ -56,7 +56,7 @@ def _reading(
         )
     column = '"' + id_field.replace('"', '""') + '"'
     order = f"{column}, {column} COLLATE BINARY" if url.startswith(SQLITE) else column
-    statement = f"SELECT * FROM ({query.rstrip().rstrip(';')}) AS corpus ORDER BY {order}"  # noqa: S608 -- the query is the user's own
+    statement = f"SELECT * FROM ({query.rstrip().rstrip(';')}\n) AS corpus ORDER BY {order}"  # noqa: S608 -- the query is the user's own
     try:
         connection, options = _connect(url, name)
     except ImportError as error:

@@ -92,9 +92,10 @@ class JsonRows:
         decoder, get = self._decoders[0]
         try:
             found = map(get, decoder.decode_lines(lines))
-            if self._alone:
+            if self._alone and self._fields.template is None:
                 return [*map(str, found)]
-            return [self._fields.row([*map(str, values)])[0] for values in found]
+            rows = ([values] if self._alone else values for values in found)
+            return [self._fields.row([*map(str, values)])[0] for values in rows]
         except _UNREADABLE:  # some may have the field elsewhere
             return [*self._texts_before_bad(lines.splitlines(keepends=True))]
 

@@ -1,27 +1,18 @@
 """A request brought to its end: embedded unless it is already, or its failed chunks tried again."""
 
-import re
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from embedfarm.collector.manifest import (
-    CHANGES_FILE,
-    ERRORS_FILE,
-    IDS_FILE,
-    MANIFEST_FILE,
-    SAMPLE_FILE,
-    SKIPPED_FILE,
-    Manifest,
-    OutputError,
-)
-from embedfarm.collector.sinks import sink_kind
+from embedfarm.collector.corpus_neighbours import check_apart, names_of_output
+from embedfarm.collector.manifest import Manifest, OutputError
 from embedfarm.collector.store_export import ExportReport
 from embedfarm.contract.scheduling_terms import USUAL, Terms
-from embedfarm.readers.directory import would_take
+from embedfarm.readers.items import CorpusError, is_unicode
+from embedfarm.readers.source import printable
 from embedfarm.runs.ending import tidy
 from embedfarm.runs.fingerprint import check_files
 from embedfarm.runs.place import Place
@@ -30,9 +21,6 @@ from embedfarm.runs.retry import retry_failed
 from embedfarm.runs.run import Run, Show
 from embedfarm.runs.store_feed import Destination, StoreFeed
 from embedfarm.runs.versions import pin_versions
-
-LISTS: Final = (MANIFEST_FILE, ERRORS_FILE, SKIPPED_FILE, CHANGES_FILE, SAMPLE_FILE)
-"""Files of outputs that hold no vectors, and that somebody may take for rows or documents."""
 
 
 class CompletedOutput(NamedTuple):
@@ -78,10 +66,13 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
         OutputError: Parts are to be taken by reference, and nothing is reused; the output would be
             in its own corpus; or it is finished, and the model's files have changed since.
         Interrupted: `stop` was set; the same call goes on from there.
+        CorpusError: The name of a source, or of the output, is not UTF-8.
         EmbedfarmError: The request cannot be done; see `Run.embed`, `retry_failed` and
             `StoreExport.finish`.
     """
-    check_apart(request, place.out)
+    _check_names(request, place.out)
+    names = names_of_output(request.sink)
+    check_apart(place.out, names, request.sources, request.options.glob)
     if place.by_reference and not reuse:
         raise OutputError("--by-reference takes parts of an output that --reuse names")
     if to is not None:
@@ -111,17 +102,12 @@ def complete(  # noqa: PLR0913 # the last two are for those who need them
         return CompletedOutput(Run(request, place, show, stop, terms, known).embed(), before)
 
 
-def check_apart(request: Request, out: Path) -> None:
-    """Refuse an output whose files would be of its own corpus when that is read once more.
+def _check_names(request: Request, out: Path) -> None:
+    """Refuse names that no manifest and no record could hold.
 
     Raises:
-        OutputError: They would.
+        CorpusError: One is not UTF-8.
     """
-    ids = [IDS_FILE] if re.fullmatch(sink_kind(request.sink).files, IDS_FILE) else []
-    files = [out / name for name in (f"part-{0:012}.{request.sink}", *ids, *LISTS)]
-    for source in request.sources:
-        if any(would_take(source, request.options.glob, file) for file in files):
-            raise OutputError(
-                f"{out} would be in its own corpus, {source}, and be read with it: choose an --out "
-                "elsewhere; an output that is begun already can be moved there"
-            )
+    for name in (*request.sources, str(out)):
+        if not is_unicode(name):
+            raise CorpusError(f"{printable(name)} is not UTF-8: rename it")

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from embedfarm.collector.corpus_neighbours import check_apart
 from embedfarm.collector.manifest import STATE_DIRECTORY, Manifest, OutputError, read_manifest
 from embedfarm.collector.output_directory import check_sizes, locked
 from embedfarm.collector.output_reader import OutputReader
@@ -110,6 +111,7 @@ def copy_with_vectors(directory: Path, target: Path, column: str, settings: Sett
     originals = [_original(location, options, column) for location in locations]
     _keep_apart(target, sources, locations)
     names = _name_files(locations)
+    check_apart(target, [LISTING, *names], sources, options.glob)
     origin = {
         "job": manifest.job, "output": str(manifest.created), "column": column,
         "corpus": look_at(sources, options).digest,
@@ -175,7 +177,17 @@ def _keep_apart(target: Path, sources: Sequence[str], locations: Sequence[Locati
 
 
 def _name_files(locations: Sequence[Location]) -> list[str]:
-    """Return where the copy of each file is below the copy: as it is below what they all share."""
+    """Return where the copy of each file is below the copy: as it is below what they all share.
+
+    Raises:
+        CorpusError: They share nothing, since they are on several file systems.
+    """
+    for location in locations:
+        if location.filesystem != locations[0].filesystem:
+            raise CorpusError(
+                f"{location.name} is on another file system than {locations[0].name}: a column is "
+                "added to files of one"
+            )
     paths = [PurePosixPath(location.path) for location in locations]
     shared = os.path.commonpath([path.parent for path in paths])
     return [str(path.relative_to(shared)) for path in paths]

@@ -142,4 +142,4 @@ def list_changes(output: Output, known: KnownVectors | None) -> Changes | None:
     index = output.directory / STATE_DIRECTORY / "ids-before"
     shutil.rmtree(index, ignore_errors=True)
     index.mkdir()
-    return write_changes(output.directory, directory, manifest.count, index)
+    return write_changes(output.directory, directory, manifest, index)

@@ -3,14 +3,14 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from embedfarm.collector.column_check import ColumnCheck
-from embedfarm.collector.manifest import SKIPPED_FILE
+from embedfarm.collector.manifest import SKIPPED_FILE, Part
 from embedfarm.collector.output import Output
 from embedfarm.collector.source_check import Mark, PrefixCheck, SourceChanged, SourceCheck
 from embedfarm.contract import tracing
@@ -105,19 +105,23 @@ class Sending:
         """Count the parts before the first one that was made of other rows than there are now."""
         request, parts = self.request, output.parts
         check, columns = PrefixCheck(parts), ColumnCheck(output.read_columns, parts)
-        held = ColumnQueue()
-        try:
-            for rows in read_corpus(
-                request.sources, request.options, lambda _: None, columns=self._if_kept(held)
-            ):
-                columns.feed_all(held)
-                check.feed(text_checksums(rows.texts), rows.ids)
-            check.finish()
-        except SourceChanged as error:
-            if error.part is not None:
-                log.warning("embeds again from row %d on", error.part.start)
-                return parts.index(error.part)
-        return len(parts)
+        held, kept = ColumnQueue(), len(parts)
+        for rows in read_corpus(
+            request.sources, request.options, lambda _: None, columns=self._if_kept(held)
+        ):
+            if kept == len(parts):
+                kept = _count_same(parts, partial(columns.feed_all, held))
+            feed = partial(check.feed, text_checksums(rows.texts), rows.ids)
+            same = _count_same(parts, feed)
+            kept = min(kept, same)
+            # Columns are read ahead of texts, so that earlier texts may have changed as well.
+            if kept < len(parts) and (same < len(parts) or check.count >= parts[kept].start):
+                break
+        else:
+            kept = min(kept, _count_same(parts, check.finish))
+        if kept < len(parts):
+            log.warning("embeds again from row %d on", parts[kept].start)
+        return kept
 
     def send(self, submitter: Submitter, output: Output, trace: str) -> None:
         """Send the corpus; again from where the server has lost it, or has other rows of it.
@@ -243,3 +247,14 @@ class Sending:
     def _with_room(self, begin: Callable[[], T]) -> T:
         """Return the answer of `begin`, which is repeated until the disk has room for it."""
         return with_room(begin, self.out, self.full_disk_seconds, self.stop)
+
+
+def _count_same(parts: Sequence[Part], compare: Callable[[], object]) -> int:
+    """Return how many parts come before the first one that `compare` finds to be of other rows."""
+    try:
+        compare()
+    except SourceChanged as error:
+        if error.part is None:
+            raise
+        return parts.index(error.part)
+    return len(parts)

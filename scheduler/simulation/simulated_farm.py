@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from embedfarm.contract.errors import EmbedfarmError
 from embedfarm.contract.records import Completion, JobShare, Rate
 from embedfarm.contract.settings import Settings
 from embedfarm.scheduler.history import History, rate_key
@@ -41,7 +42,7 @@ LEAD_SECONDS: Final = 0.15  # before a micro-batch ends, the next one is leased
 Action = Callable[[float], None]
 
 
-class Stuck(RuntimeError):
+class Stuck(EmbedfarmError, RuntimeError):
     """Raised when a simulated farm came to nothing: the workers are dead, or stand still."""
 
 

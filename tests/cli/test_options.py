@@ -22,6 +22,9 @@ def test_pins_reach_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "said"),
     [
         (("--endpoint", "http://host:1"), "which model is it that the endpoints have"),
+        (("--model", "m"), "say what an endpoint has: give --endpoint, or leave them out"),
+        (("--concurrency", "3"), "say what an endpoint has"),
+        (("--cpus", "9"), "--cpus is for workers on a cluster"),
         (("--endpoint", "host", "--model", "m"), "'host' is no URL of a server"),
         (
             ("--endpoint", "http://host:1", "--endpoint", "http://host:1/v1", "--model", "m"),

@@ -57,6 +57,8 @@ def test_a_table_and_a_picture(tmp_path: Path) -> None:
         (["--scenario", "rain"], "'rain' is none of cold"),
         (["--policies", "luck"], "'luck' is none of fair"),
         (["--speeds", "fast"], "--speeds"),
+        (["--speeds", "nan,1"], "--speeds: each must be a number of more than 0"),
+        (["--seconds", "1e9"], "--seconds"),
         (["--seeds", "1", "--scenario", "short", "--timeline", "run.bmp"], "neither .png nor .svg"),
     ],
 )
@@ -65,6 +67,14 @@ def test_what_is_not_there_is_a_sentence(words: list[str], said: str) -> None:
     done = run("simulate", *words)
     assert done.returncode == 2
     assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_farm_that_stands_still_is_told_of() -> None:
+    """A simulation that comes to no end fails, and says how far it went."""
+    done = run("simulate", "--speeds", "1e-300,1", "--scenario", "short", "--seeds", "1")
+    assert done.returncode == 1
+    assert "short: jobs are not done after" in done.stderr
     assert "Traceback" not in done.stderr
 
 

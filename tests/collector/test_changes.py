@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedfarm.collector.changes import write_changes
-from embedfarm.collector.manifest import CHANGES_FILE, About, OutputError
+from embedfarm.collector.manifest import CHANGES_FILE, About, OutputError, read_manifest
 from embedfarm.collector.output import Output
 from embedfarm.collector.text_digests import text_digests
 from embedfarm.contract.records import ChunkError, Result, text_checksums
@@ -80,7 +80,7 @@ def test_the_list_is_that_of_a_dictionary(
         old = write(Path(home) / "old", before, sink, finish=True)
         new = write(Path(home) / "new", after, sink, finish=False)
         (index := Path(home) / "index").mkdir()
-        changes = write_changes(new, old, len(before), index)
+        changes = write_changes(new, old, read_manifest(old), index)
         listed = pq.read_table(new / CHANGES_FILE).to_pylist()
         assert listed == expected(before, after)
         kinds = [each["change"] for each in listed]
@@ -89,7 +89,7 @@ def test_the_list_is_that_of_a_dictionary(
         ]
         shutil.rmtree(index)
         index.mkdir()
-        assert write_changes(new, old, len(before), index) == changes
+        assert write_changes(new, old, read_manifest(old), index) == changes
 
 
 def test_a_part_that_is_gone_ends_it(tmp_path: Path) -> None:
@@ -100,5 +100,5 @@ def test_a_part_that_is_gone_ends_it(tmp_path: Path) -> None:
     next(old.glob("part-*3.parquet")).unlink()
     (index := tmp_path / "index").mkdir()
     with pytest.raises((OutputError, FileNotFoundError), match="part-"):
-        write_changes(new, old, 9, index)
+        write_changes(new, old, read_manifest(old), index)
     assert not (new / CHANGES_FILE).exists()

@@ -38,7 +38,12 @@ def test_ranges_from_a_file(tmp_path: Path) -> None:
     assert read_ranges(tmp_path / "good.npy", "any").tolist() == [[0, 1], [2, 3]]
     np.save(tmp_path / "bad.npy", np.zeros((3, 2)))
     (tmp_path / "text.npy").write_text("no array")
-    for name in ("bad.npy", "text.npy", "missing.npy"):
+    np.save(tmp_path / "words.npy", np.array([["a"], ["b"]]))
+    np.save(tmp_path / "complex.npy", np.array([[0j], [1j]]))
+    np.save(tmp_path / "large.npy", np.array([[-1e300], [1e300]]))
+    np.savez(tmp_path / "several.npz", ranges=np.array([[0.0], [1.0]]))
+    several = ("words.npy", "complex.npy", "large.npy", "several.npz")
+    for name in ("bad.npy", "text.npy", "missing.npy", *several):
         with pytest.raises(OutputError, match=name):
             read_ranges(tmp_path / name, "any")
 

@@ -1,6 +1,8 @@
 """Tests of where models come from, and of what tells them apart."""
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -86,6 +88,17 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         model_files, "PACKAGED", {NAME: ("tiny_model", sha256(model / "model.safetensors"))}
     )
     return model
+
+
+def test_a_file_of_the_same_size_and_time_is_another(tmp_path: Path) -> None:
+    """Whoever copies a file in another one's place may keep its size and its time."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path, text in ((first, "a"), (second, "b")):
+        path.write_text(text)
+        os.utime(path, ns=(1, 1))
+    before = sha256(first)
+    second.replace(first)
+    assert sha256(first) == hashlib.sha256(b"b").hexdigest() != before
 
 
 def test_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

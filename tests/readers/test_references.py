@@ -71,7 +71,7 @@ Write = Callable[[Path, Sequence[Row]], Path]
 OPTIONS = [
     CorpusOptions(id_field=field, template=template)
     for field in (None, "id")
-    for template in (None, "{title}: {text}")
+    for template in (None, "{title}: {text}", "<{text}>")
 ]
 WRITERS: list[Write] = [write_jsonl, write_parquet, write_arrow, write_stream]
 

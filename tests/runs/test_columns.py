@@ -146,8 +146,19 @@ def test_columns_survive_kills(tmp_path: Path, corpus: Path, seed: int) -> None:
     check(out, table)
 
 
+def with_value(table: pa.Table, name: str, row: int, value: object) -> pa.Table:
+    """Return a table with another value in one place."""
+    values = table.column(name).to_pylist()
+    values[row] = value
+    field = table.schema.field(name)
+    return table.set_column(table.schema.names.index(name), field, pa.array(values, field.type))
+
+
 def test_other_columns_than_those_on_disk(tmp_path: Path, corpus: Path) -> None:
-    """A run that goes on refuses columns that were changed meanwhile, and others to keep."""
+    """A run that goes on refuses columns that were changed meanwhile, and others to keep.
+
+    With `--embed-changed` it embeds again from the first change on, be that of a text or a column.
+    """
     out, table = tmp_path / "out", pq.read_table(corpus)
     slow = ("--model", f"null:{DIMENSIONS}:20000", *MODEL[2:])
     embedding = Embedding((corpus, "--keep", "weight,made", *slow), out, SMALL_PARTS)
@@ -157,11 +168,13 @@ def test_other_columns_than_those_on_disk(tmp_path: Path, corpus: Path) -> None:
     other = run(*words, "--keep", "weight", environment=SMALL_PARTS)
     assert other.returncode == 2
     assert "keep: weight, made before, weight now" in other.stderr
-    weights = [0.5, *table.column("weight").to_pylist()[1:]]
-    table = table.set_column(table.schema.names.index("weight"), "weight", pa.array(weights))
+    second = sorted(int(path.stem.removeprefix("part-")) for path in out.glob("part-*"))[1]
+    table = with_value(table, "weight", second, 0.5)
     write(corpus, table)
     changed = run(*words, "--keep", "weight,made", environment=SMALL_PARTS)
     assert (changed.returncode, "has other columns now" in changed.stderr) == (2, True)
+    table = with_value(table, "text", 0, "another text")
+    write(corpus, table)
     anew = run(*words, "--keep", "weight,made", "--embed-changed", environment=SMALL_PARTS)
     assert anew.returncode == 0, anew.stderr
     check(out, table)
@@ -413,6 +426,21 @@ def test_columns_go_along(tmp_path: Path, corpus: Path, shared_farm: tuple[str, 
     found = run("search", out, "a query", "--json")
     assert set(json.loads(found.stdout)[0]["columns"]) == {"kind", "price", "author"}
     assert "price:" in run("search", out, "a query").stdout
+
+
+def test_times_beyond_those_of_python(tmp_path: Path) -> None:
+    """A hit has times that Python cannot represent in words."""
+    corpus, out = tmp_path / "corpus.parquet", tmp_path / "out"
+    times = {
+        "at": pa.array([1 << 62], pa.timestamp("us")),
+        "on": pa.array([2**31 - 1], pa.date32()),
+    }
+    pq.write_table(pa.table({"text": ["a"], **times}), corpus)
+    words = ("embed", corpus, "--out", out, "--keep", "all", "--model", "null:8")
+    assert run(*words).returncode == 0
+    [hit] = search(out, embedfarm.open(out).matrix[0], 1)
+    assert hit.columns["on"] == "<value out of range: 2147483647>"
+    assert str(1 << 62) in hit.columns["at"]
 
 
 def test_vectors_are_reused_beside_other_columns(

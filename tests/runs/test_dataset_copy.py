@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,10 +15,12 @@ import pytest
 
 import embedfarm
 from embedfarm.collector.column_rows import same_rows
+from embedfarm.collector.export import export
 from embedfarm.collector.manifest import OutputError
 from embedfarm.collector.source_check import SourceChanged
 from embedfarm.contract.settings import Settings
 from embedfarm.readers import CorpusError
+from embedfarm.readers.source import find_locations
 from embedfarm.runs import dataset_copy, parquet_copy
 from embedfarm.runs.dataset_copy import copy_with_vectors
 from tests.farm.failed_chunks import fail_chunks
@@ -207,6 +210,17 @@ def test_a_copy_that_has_lost_a_file(made: tuple[Path, Path], tmp_path: Path) ->
         copy_with_vectors(out, tmp_path, "v", SETTINGS)
 
 
+def test_a_corpus_on_several_file_systems(tmp_path: Path) -> None:
+    """Files that share no directory, and may have one path, are refused before one is copied."""
+    here, elsewhere = tmp_path / "a.parquet", f"memory:/{tmp_path}/a.parquet"
+    for place in (here, elsewhere):
+        with fsspec.open(place, "wb") as file:
+            pq.write_table(pa.table({"text": ["a", "b"]}), file)
+    locations = [*find_locations(str(here)), *find_locations(elsewhere)]
+    with pytest.raises(CorpusError, match="is on another file system than"):
+        dataset_copy._name_files(locations)
+
+
 def test_a_copy_beside_a_file_of_rows(tmp_path: Path) -> None:
     """A corpus that is a file may have its copy in a directory beside it."""
     corpus, out, copy = tmp_path / "a.parquet", tmp_path / "out", tmp_path / "copy"
@@ -230,6 +244,15 @@ def test_what_cannot_be_copied(tmp_path: Path) -> None:
     for of, place in ((tmp_path / "all", corpus.parent / "copy"), (out, corpus.parent)):
         with pytest.raises(OutputError, match="is in the directory of the corpus"):
             copy_with_vectors(of, place, "v", SETTINGS)
+        assert [path.name for path in corpus.parent.iterdir()] == ["a.parquet"]
+    globbed = tmp_path / "globbed"
+    embedfarm.embed(f"{corpus.parent}/**/*.parquet", out=globbed, model="null:8", progress=False)
+    for write in (
+        partial(copy_with_vectors, column="v", settings=SETTINGS),
+        partial(export, sink="parquet"),
+    ):
+        with pytest.raises(OutputError, match="would be in its own corpus"):
+            write(globbed, corpus.parent / "copy")
         assert [path.name for path in corpus.parent.iterdir()] == ["a.parquet"]
     for texts in (["a", "c"], ["a"]):
         pq.write_table(pa.table({"text": texts}), corpus)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from embedfarm.collector.corpus_neighbours import check_apart, names_of_output
 from embedfarm.collector.manifest import OutputError
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
-from embedfarm.readers import CorpusOptions
-from embedfarm.runs.completion import check_apart, complete
+from embedfarm.readers import CorpusError, CorpusOptions
+from embedfarm.runs.completion import complete
 from embedfarm.runs.place import Place
 from embedfarm.runs.request import Request
 from tests.farm.harness import write_corpus
@@ -64,6 +65,16 @@ def test_an_output_in_its_corpus(home: Path, source: str, glob: str, out: str) -
     assert sorted(home.rglob("*")) == before
 
 
+@pytest.mark.parametrize("names", [("rows/\udce9.jsonl", "out"), ("rows/a.jsonl", "\udce9")])
+def test_names_that_are_not_utf_8(home: Path, names: tuple[str, str]) -> None:
+    """A source or an output whose name no record could hold is refused, before it is begun."""
+    source, out = names
+    place = Place(out=home / out, settings=Settings(), devices="cpu", workers=1)
+    with pytest.raises(CorpusError, match=r"\\udce9.* is not UTF-8: rename it"):
+        complete(request(source), place, threading.Event(), nullcontext(lambda *_: None))
+    assert not place.out.exists()
+
+
 @pytest.mark.parametrize(
     ("source", "glob", "out"),
     [
@@ -83,4 +94,4 @@ def test_an_output_in_its_corpus(home: Path, source: str, glob: str, out: str) -
 )
 def test_an_output_beside_its_corpus(home: Path, source: str, glob: str, out: str) -> None:
     """An output may lie beside a corpus, and below one that leaves out its files."""
-    check_apart(request(source, glob=glob), home / out)
+    check_apart(home / out, names_of_output("parquet"), [source], glob)

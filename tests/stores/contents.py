@@ -86,7 +86,7 @@ def write_output(  # noqa: PLR0913 -- all that an output consists of
         changes = None
         if before is not None:
             (index := out / STATE_DIRECTORY / "ids-before").mkdir()
-            changes = write_changes(out, before, read_manifest(before).count, index)
+            changes = write_changes(out, before, read_manifest(before), index)
         about = About(
             job=f"job-{out.name}",
             model="m",

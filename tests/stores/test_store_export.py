@@ -239,6 +239,22 @@ def test_an_update_that_was_made_anew_since_another_version(tmp_path: Path, url:
     assert_rows(url, texts)
 
 
+def test_an_update_of_a_base_that_was_made_anew(tmp_path: Path, url: str) -> None:
+    """An output goes only whole where another one has come into the directory of its base."""
+    first = write_output(tmp_path / "first", TEXTS)
+    export(first, url)
+    texts = TEXTS | {"id 9": "text nine"}
+    second = write_output(tmp_path / "second", texts, before=first)
+    export(second, url)
+    shutil.rmtree(first)
+    write_output(first, texts | {"id 5": "text five"}, before=second)
+    assert export(first, url).sent == 1
+    with pytest.raises(StoreError, match="has rows of another output, that of job job-first"):
+        export(second, url)
+    assert export(second, url, "delete").sent == len(texts)
+    assert_rows(url, texts)
+
+
 def test_an_update_that_has_ended_needs_no_base(tmp_path: Path, url: str) -> None:
     """Nothing is sent again when the version before goes after an export."""
     first = write_output(tmp_path / "first", TEXTS, failed=["text 7"])

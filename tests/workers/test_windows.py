@@ -92,10 +92,11 @@ def test_windows_are_those_of_encode(kind: str, tmp_path: Path) -> None:
     assert owners is not None
     assert np.bincount(owners)[[0, 2]].tolist() == [1, 1]
     assert np.bincount(owners)[[1, 3, 4]].min() > 1
-    windows = engine.tokenizer._windows(TEXTS, np.arange(len(TEXTS)))
-    assert set(windows) == {1, 3, 4}
+    cut = engine.tokenizer
+    long = cut._too_long(TEXTS, np.arange(len(TEXTS)))
+    assert set(long) == {1, 3, 4}
     for place, text in enumerate(TEXTS):
-        parts = windows.get(place, [text])
+        parts = cut._windows(text, long[place]) if place in long else [text]
         lengths = engine.tokenizer.truncate(parts).lengths
         assert lengths.max() <= LENGTH_MAX
         exact = np.average(reference.encode(parts), axis=0, weights=lengths)
@@ -105,9 +106,13 @@ def test_windows_are_those_of_encode(kind: str, tmp_path: Path) -> None:
     assert not batch.reasons
 
 
-def test_a_long_text_can_be_an_error(tmp_path: Path) -> None:
-    """A job with long="error" names the texts that would be truncated, and only those."""
-    engine = open_tiny("mean_pooled", tmp_path, long="error")
+@pytest.mark.parametrize("long_overlap", [5, LENGTH_MAX - 2, LENGTH_MAX])
+def test_a_long_text_can_be_an_error(tmp_path: Path, long_overlap: int) -> None:
+    """A job with long="error" names the texts that would be truncated, and only those.
+
+    No window is cut, so that it does not matter what windows would repeat.
+    """
+    engine = open_tiny("mean_pooled", tmp_path, long="error", long_overlap=long_overlap)
     tokenised = engine.tokenise(TEXTS)
     assert set(tokenised.reasons) == {1, 3, 4}
     assert f"longer than the {LENGTH_MAX} tokens" in tokenised.reasons[1]

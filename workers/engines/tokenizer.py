@@ -103,30 +103,34 @@ class Tokenizer(ABC):
         plain = self.truncate(texts)
         if self.spec.long == "truncate":
             return plain
-        windows = self._windows(texts, np.flatnonzero(plain.lengths >= self.limit))
+        long = self._too_long(texts, np.flatnonzero(plain.lengths >= self.limit))
         if self.spec.long == "error":
             reason = f"longer than the {self.limit} tokens that the model takes"
-            return replace(plain, reasons=dict.fromkeys(windows, reason))
-        if not windows:
+            return replace(plain, reasons=dict.fromkeys(long, reason))
+        if not long:
             return plain
-        rows = [windows.get(text, [texts[text]]) for text in range(len(texts))]
+        rows = [
+            self._windows(text, long[place]) if place in long else [text]
+            for place, text in enumerate(texts)
+        ]
         owners = np.repeat(np.arange(len(texts)), list(map(len, rows)))
         return replace(self.truncate(list(chain.from_iterable(rows))), owners=owners)
 
-    def _windows(self, texts: Sequence[str], full: NDArray[np.intp]) -> dict[int, list[str]]:
-        """Return by text the windows of those of the `full` texts that would be truncated.
+    def _too_long(self, texts: Sequence[str], full: NDArray[np.intp]) -> dict[int, Offsets]:
+        """Return by text where the tokens are of those `full` texts that would be truncated."""
+        places = full.tolist()
+        offsets = self.offsets([texts[place] for place in places])
+        found = zip(places, offsets, strict=True)
+        return {place: tokens for place, tokens in found if len(tokens) > self._room}
+
+    def _windows(self, text: str, offsets: Offsets) -> list[str]:
+        """Cut a text into windows.
 
         They are cut from the text, not from its tokens, so that each has the model's whole frame
         around it, prompts included: its vector is that of `encode` of the window.
         """
-        places = full.tolist()
-        found = {}
-        for place, offsets in zip(places, self.offsets([texts[p] for p in places]), strict=True):
-            if len(offsets) > self._room:
-                text = texts[place]
-                spans = cut_windows(text, offsets, self._room, self.spec.long_overlap)
-                found[place] = [text[start:end] for start, end in spans]
-        return found
+        spans = cut_windows(text, offsets, self._room, self.spec.long_overlap)
+        return [text[start:end] for start, end in spans]
 
     @cached_property
     def _room(self) -> int:
