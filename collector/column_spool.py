@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedfarm.collector.column_rows import take_rows
+from embedfarm.collector.column_rows import compact, take_rows
 from embedfarm.collector.manifest import OutputError
 
 SEGMENT_BYTES: Final = 32 << 20
@@ -112,7 +112,7 @@ class ColumnSpool:
         self.compare(batch.schema, "while they were read, the columns to keep became")
         with self._lock:
             skip = min(batch.num_rows, max(0, self._wanted - self._end))
-            rest = batch.slice(skip)
+            rest = compact(batch.slice(skip))
             if self._held and self._held_bytes + rest.nbytes > SEGMENT_BYTES:
                 self._write()
             self._end += batch.num_rows

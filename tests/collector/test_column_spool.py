@@ -3,19 +3,20 @@
 import errno
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedfarm.collector import column_spool
 from embedfarm.collector.column_check import ColumnCheck
-from embedfarm.collector.column_rows import same_rows, take_rows
+from embedfarm.collector.column_rows import compact, same_rows, take_rows, unify_dictionaries
 from embedfarm.collector.column_spool import ColumnsMissing, ColumnSpool
 from embedfarm.collector.manifest import OutputError, Part
 from embedfarm.collector.sinks import KeptColumns
@@ -34,6 +35,28 @@ def table_of(count: int) -> pa.Table:
             "view": pa.array([str(n) * 10 for n in range(count)], pa.string_view()),
         }
     )  # fmt: skip
+
+
+def list_of(values: pa.Array) -> pa.Array:
+    """Return lists of one value each."""
+    return pa.ListArray.from_arrays(pa.array(range(len(values) + 1), pa.int32()), values)
+
+
+def list_view_of(values: pa.Array) -> pa.Array:
+    """Return views of lists of one value each, the last one first."""
+    places = pa.array(range(len(values))[::-1], pa.int32())
+    return pa.ListViewArray.from_arrays(places, pa.array([1] * len(values), pa.int32()), values)
+
+
+def fixed_list_of(values: pa.Array) -> pa.Array:
+    """Return lists of always one value each."""
+    return pa.FixedSizeListArray.from_arrays(values, 1)
+
+
+def struct_of(values: pa.Array) -> pa.Array:
+    """Return structs of a value each, every third of which is null."""
+    mask = pa.array([n % 3 == 0 for n in range(len(values))], pa.bool_())
+    return pa.StructArray.from_arrays([values], ["v"], mask=mask)
 
 
 def put_all(spool: ColumnSpool, table: pa.Table, rows: int, first: int = 0) -> None:
@@ -85,7 +108,7 @@ def test_any_part_has_its_columns(  # noqa: PLR0913, PLR0917 -- each is drawn
 def test_memory_and_disk_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in no part yet is on the disk but for a little, and goes with its part."""
     monkeypatch.setattr(column_spool, "SEGMENT_BYTES", 1 << 14)
-    table = table_of(20_000).drop_columns(["view"])  # a slice of views keeps the memory of all
+    table = table_of(20_000)
     spool = ColumnSpool(tmp_path / "columns", table.schema)
     spool.begin(0, 0)
     put_all(spool, table, 100)
@@ -99,6 +122,102 @@ def test_memory_and_disk_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         spool.take(0, np.ones(10, np.bool_))
     with pytest.raises(ColumnsMissing):
         spool.take(19_995, np.ones(10, np.bool_))
+
+
+ROWS = 3000
+LONG = pa.array([f"{n:0100d}" if n % 7 else None for n in range(ROWS)])
+VIEWS = LONG.cast(pa.string_view())
+ENCODED = LONG.dictionary_encode().cast(pa.dictionary(pa.uint16(), pa.string()))
+OFFSETS = pa.array(range(ROWS + 1), pa.int32())
+STARTS, ONES = OFFSETS.slice(0, ROWS), pa.array([1] * ROWS, pa.int32())
+SCATTERED = pa.array([n * 1009 % ROWS for n in range(ROWS)], pa.int32())
+VIEW_KIND, CODE_KIND = pa.json_(pa.string_view()), pa.opaque(ENCODED.type, "code", "test")
+SHARED = [
+    VIEWS,
+    LONG.cast(pa.binary()).cast(pa.binary_view()),
+    ENCODED,
+    LONG.cast(pa.binary()).dictionary_encode(),
+    pa.ListViewArray.from_arrays(STARTS, ONES, LONG),
+    pa.ListViewArray.from_arrays(SCATTERED, ONES, LONG),
+    pa.ListViewArray.from_arrays(SCATTERED, ONES, VIEWS),
+    pa.LargeListViewArray.from_arrays(SCATTERED.cast("int64"), ONES.cast("int64"), ENCODED),
+    pa.ListArray.from_arrays(OFFSETS, ENCODED),
+    pa.LargeListArray.from_arrays(OFFSETS.cast("int64"), VIEWS),
+    pa.FixedSizeListArray.from_arrays(ENCODED, 1),
+    pa.MapArray.from_arrays(OFFSETS, LONG.fill_null("").dictionary_encode(), VIEWS),
+    pa.StructArray.from_arrays([STARTS, VIEWS, ENCODED], ["n", "view", "code"]),
+    pa.ListArray.from_arrays(
+        OFFSETS, pa.StructArray.from_arrays([VIEWS], fields=[pa.field("v", VIEWS.type)])
+    ),
+    pa.ExtensionArray.from_storage(VIEW_KIND, VIEWS),
+    pa.ExtensionArray.from_storage(CODE_KIND, ENCODED),
+]
+
+
+@pytest.mark.parametrize("column", SHARED, ids=lambda column: str(column.type))
+def test_rows_take_the_room_of_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: pa.Array
+) -> None:
+    """A slice of views or of a dictionary is counted and written as its rows, and not as all."""
+    monkeypatch.setattr(column_spool, "SEGMENT_BYTES", 1 << 16)
+    gaps = pa.concat_arrays([column.slice(0, ROWS - 100), pa.nulls(100, column.type)])
+    schema = pa.schema([pa.field("c", column.type, metadata={"unit": "kg"})], {"of": "all"})
+    table = pa.table([gaps], schema)
+    spool = ColumnSpool(tmp_path / "columns", table.schema)
+    spool.begin(0, 7)
+    put_all(spool, table, 50)
+    files = [*(tmp_path / "columns").iterdir()]
+    assert len(files) < 20
+    assert sum(file.stat().st_size for file in files) < 1 << 20
+    assert spool.size(7, ROWS) < 1 << 20
+    rows = spool.take(7, np.ones(ROWS - 7, np.bool_))
+    rows.validate(full=True)
+    assert rows.schema.equals(table.schema, check_metadata=True)
+    assert same_rows(rows, table.slice(7))
+
+
+def test_an_order_of_values_stays(tmp_path: Path) -> None:
+    """Values of a dictionary that have an order are all in it still, but for null."""
+    places, values = pa.array([2, None, 0, 1] * 9, pa.int8()), ["low", None, "high", "highest"]
+    kinds = pa.DictionaryArray.from_arrays(places, values, ordered=True)
+    whole = pa.DictionaryArray.from_arrays(places, ["c", "b", "a", "d"], ordered=True)
+    table = pa.table({"kind": kinds, "whole": whole})
+    spool = ColumnSpool(tmp_path / "columns", table.schema)
+    spool.begin(0, 0)
+    put_all(spool, table, 5)
+    rows = spool.take(0, np.ones(36, np.bool_))
+    assert rows.schema.equals(table.schema)
+    assert rows.to_pylist() == table.to_pylist()
+    (one,) = unify_dictionaries(rows)
+    assert one.column("kind").chunk(1).dictionary.to_pylist() == ["low", "high", "highest"]
+    assert one.column("whole").chunk(1).dictionary.to_pylist() == ["c", "b", "a", "d"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    indices=st.lists(st.none() | st.integers(0, 4), max_size=30),
+    values=st.lists(st.none() | st.text(max_size=20), min_size=5, max_size=5),
+    cut=st.tuples(st.integers(0, 30), st.integers(0, 30)),
+    wrap=st.sampled_from([lambda a: a, list_of, fixed_list_of, list_view_of, struct_of]),
+    ordered=st.booleans(),
+)
+def test_any_dictionary_is_compact(
+    indices: list[int | None],
+    values: list[str | None],
+    cut: tuple[int, int],
+    wrap: Callable[[pa.Array], pa.Array],
+    ordered: bool,  # noqa: FBT001 -- it is drawn
+) -> None:
+    """Whatever a dictionary has, null and what no row uses too, its rows stay as they are."""
+    codes = pa.array(indices, pa.int8())
+    column = wrap(pa.DictionaryArray.from_arrays(codes, pa.array(values), ordered=ordered))
+    batch = pa.record_batch([column, wrap(pa.array(range(len(codes))))], ["c", "n"]).slice(*cut)
+    found = compact(batch)
+    found.validate(full=True)
+    assert found.schema.equals(batch.schema)
+    assert found.to_pylist() == batch.to_pylist()
+    pq.write_table(pa.table(found), file := pa.BufferOutputStream())
+    assert pq.read_table(file.getvalue()).to_pylist() == batch.to_pylist()
 
 
 def test_a_full_disk_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -341,6 +341,27 @@ def test_columns_of_arrow(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     check(out, table)
 
 
+def test_columns_that_share_memory(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
+    """Views and dictionaries of a large record batch make no more parts than strings do.
+
+    A null among the values of a dictionary is as good as one in a row.
+    """
+    bodies = pa.array([f"{n:0500d}" for n in range(COUNT)])
+    codes = pa.array([None if n % 11 == 0 else n % 3 for n in range(COUNT)], pa.int16())
+    columns = {"body": bodies, "view": bodies.cast(pa.string_view())}
+    columns["user"] = bodies.dictionary_encode()
+    columns["kind"] = pa.DictionaryArray.from_arrays(codes, ["a", None, "c"])
+    table = pa.table({"text": list(texts_of(COUNT)), **columns})
+    corpus, part_bytes = tmp_path / "corpus.arrow", {"EMBEDFARM_PART_BYTES_MAX": str(3 << 20)}
+    with pa.ipc.new_file(corpus, table.schema) as file:
+        file.write_table(table)
+    out, words = tmp_path / "out", ("embed", corpus, "--keep", "all", *shared_farm)
+    done = run(*words, "--out", out, environment=part_bytes)
+    assert done.returncode == 0, done.stderr
+    assert len(manifest(out)["parts"]) == 1
+    check(out, table)
+
+
 def test_a_corpus_without_columns(tmp_path: Path, shared_farm: tuple[str, ...]) -> None:
     """Plain text has no columns that could be kept."""
     corpus = tmp_path / "corpus.txt"
