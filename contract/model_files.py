@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -36,6 +37,7 @@ WITHOUT_FILES: Final = ".Normalize"  # ends the type of modules that earlier ver
 SHARD: Final = re.compile(r"(.+)-\d+-of-(\d+)\.\w+")
 MODULES: Final = "[0-9]*_*"  # folders of a model's further modules, such as 2_Dense
 ROUTERS: Final = ("router_config.json", "config.json")  # name modules, the second in older models
+LIMITS: Final = ("sentence_*_config.json", "tokenizer_config.json", "config.json")
 ADAPTER: Final = "adapter_config.json"
 WEIGHTS: Final = ("*.safetensors", "*.bin")  # a module has its weights in the first kind there is
 TOKENIZER: Final = (
@@ -76,6 +78,14 @@ class TransformerFile(msgspec.Struct):
     modality_config: dict[str, Any]
 
 
+class LimitFile(msgspec.Struct):
+    """What a file of a model says of its tokens at once; the first of these decides alone."""
+
+    max_seq_length: float | None = None
+    model_max_length: float | None = None
+    max_position_embeddings: float | None = None
+
+
 class AdapterFile(msgspec.Struct):
     """What an adapter says of the model that it changes."""
 
@@ -114,6 +124,19 @@ def find_local(model: str, cache: Path | None = None) -> Path | None:
     # A path that may not be looked at, or is too long for one, is no directory: Path raises.
     is_there = os.path.isdir(path)  # noqa: PTH112
     return path if model and is_there else _cached(model, cache) or _packaged(model)
+
+
+def own_limit(directory: Path) -> int:
+    """Return the tokens that a model takes at once by its files; a very large number for any.
+
+    It is what sentence-transformers finds when it loads the model, which takes seconds and torch.
+    """
+    folders = [directory / name for name in ("", *_named_modules(Path(), directory))]
+    files = [file for folder in folders for name in LIMITS for file in folder.glob(name)]
+    said = [_read(file, LimitFile) or LimitFile() for file in files]
+    own = [each.max_seq_length for each in said if each.max_seq_length]
+    others = [n for each in said for n in (each.model_max_length, each.max_position_embeddings)]
+    return int(min([sys.maxsize, *(n for n in own or others if n and n >= 1)]))
 
 
 def fingerprint(model: str, directory: Path | None, spec: JobSpec, dtype: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,11 +13,9 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.records import Block, Rows, TokenIds, text_checksums
 from embedfarm.contract.settings import Settings
-from embedfarm.contract.sizing import BYTES_PER_TOKEN
 from embedfarm.contract.source_places import RowRun, SourceReference
+from embedfarm.contract.token_counter import TokenCounter
 from embedfarm.contract.token_ids import TokenEncoder
-
-TOKENS_MAX: Final = 512  # what a chunk counts at most when its job names no maximum length
 
 
 @dataclass
@@ -32,7 +29,7 @@ class Blocker:
 
     Attributes:
         start: Index of the next chunk that no block has yet.
-        tokens_max: Most tokens that a chunk counts for.
+        counter: Estimates the tokens of texts.
         tokens_target: Estimated tokens of a block; may change at any time, for the next full block.
         chunks_max: Most chunks to embed of a block; may change at any time, for the next full
             block.
@@ -43,7 +40,7 @@ class Blocker:
 
     start: int
     settings: Settings
-    tokens_max: int = TOKENS_MAX
+    counter: TokenCounter = field(default_factory=TokenCounter)
     tokens_target: float = 1.0
     cuts: Sequence[int] = ()
     files: Sequence[SourceReference] = ()
@@ -115,8 +112,7 @@ class Blocker:
             sizes = tokens * np.dtype(np.uint32).itemsize
         else:
             sizes = _lengths(texts if all(map(str.isascii, texts)) else map(str.encode, texts))
-            # With the two that frame a text.
-            tokens = np.minimum(sizes // BYTES_PER_TOKEN + 2, self.tokens_max)
+            tokens = self.counter.estimate(sizes)
         return _ends(sizes), _ends(tokens)
 
     def _full(self, token_ends: NDArray[np.int64], counts: NDArray[np.int64], begin: int) -> int:

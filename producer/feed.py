@@ -10,8 +10,9 @@ from embedfarm.contract.records import Block, Rows
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.sizing import VECTOR_BYTES_GUESSED, used_bytes
 from embedfarm.contract.status import JobStatus
+from embedfarm.contract.token_counter import TokenCounter
 from embedfarm.contract.window import FarmWindow
-from embedfarm.producer.blocks import TOKENS_MAX, Blocker
+from embedfarm.producer.blocks import Blocker
 from embedfarm.producer.submitter import PROBE_TOKENS, RESULT_BYTES_MAX, JobRefused
 
 NOTE: Final = "feed"  # the note of a job that says that it is a feed
@@ -108,9 +109,8 @@ def _cut(
     spec: JobSpec, status: JobStatus, rows: Rows, settings: Settings
 ) -> list[tuple[Block, bytes]]:
     """Cut rows into blocks that any worker does in a moment; return them with their bytes."""
-    blocker = Blocker(
-        status.pushed_upto, settings, spec.max_length or TOKENS_MAX, tokens_target=PROBE_TOKENS
-    )
+    counter = TokenCounter.of_job(spec, None)
+    blocker = Blocker(status.pushed_upto, settings, counter, tokens_target=PROBE_TOKENS)
     chunks = RESULT_BYTES_MAX // _vector_bytes(status)
     blocker.chunks_max = max(1, min(chunks, settings.block_chunks_max))
     blocks = [*blocker.add(rows), *blocker.flush()]

@@ -31,9 +31,10 @@ from embedfarm.contract.sizing import KNOWN_BYTES, VECTOR_BYTES_GUESSED, used_by
 from embedfarm.contract.source_places import SourceReference
 from embedfarm.contract.status import OVER_STATES, JobGone, JobStatus
 from embedfarm.contract.stored_results import StorageRefused
+from embedfarm.contract.token_counter import TokenCounter
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.contract.window import FarmWindow
-from embedfarm.producer.blocks import TOKENS_MAX, Blocker
+from embedfarm.producer.blocks import Blocker
 
 if TYPE_CHECKING:
     from embedfarm.contract.jobs import Job
@@ -174,8 +175,8 @@ class Submitter:
             redis.ConnectionError: The server stayed away, or `stop` was set while it was.
         """
         self._refers = bool(files)
-        tokens_max = self.spec.max_length or TOKENS_MAX
-        blocker = Blocker(self.start, self.settings, tokens_max, cuts=self.cuts, files=files)
+        counter = TokenCounter.of_job(self.spec, self.tokenizer)
+        blocker = Blocker(self.start, self.settings, counter, cuts=self.cuts, files=files)
         try:
             self._persist(self._check_cancelled)  # first, since the source may say that it is Stale
             for rows in source:

@@ -1,14 +1,15 @@
 """A corpus as a forecast sees it: the length of each chunk, and a sample from all over it."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedfarm.contract import model_files
-from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.token_counter import TokenCounter
 from embedfarm.readers import fail_on_bad_row, read_corpus
 from embedfarm.runs.request import Request
 
@@ -16,9 +17,6 @@ RUN_CHUNKS: Final = 64  # chunks that follow one another in a sample, alike as n
 SAMPLE_CHUNKS_MAX: Final = 1 << 17
 SAMPLE_BYTES_MAX: Final = 64 << 20
 TOKENISED: Final = 1000  # chunks, to know how many bytes a token has
-TOKENS_MAX: Final = 512
-FRAMING: Final = 2  # tokens around a text
-BYTES_PER_TOKEN: Final = 4.0  # without a tokenizer
 
 
 class CorpusSample(NamedTuple):
@@ -38,7 +36,8 @@ class CorpusSample(NamedTuple):
 def take_sample(request: Request, settings: Settings) -> CorpusSample:
     """Read a corpus twice: for the sizes of its chunks, and for a sample of them.
 
-    How many bytes a token has is found out from the sample, if the model's tokenizer is at hand.
+    How many bytes a token has is found out from the sample, if the model's tokenizer is at hand,
+    and how many tokens the model keeps of a chunk from its files.
 
     Raises:
         CorpusError: The corpus cannot be read.
@@ -54,10 +53,11 @@ def take_sample(request: Request, settings: Settings) -> CorpusSample:
     indices = [
         start + step for start, run in zip(starts, runs, strict=True) for step in range(len(run))
     ]
-    bytes_per_token = _bytes_per_token(texts[:TOKENISED], request.spec, settings)
-    tokens_max = request.spec.max_length or TOKENS_MAX
-    lengths = np.minimum(tokens_max, (sizes / bytes_per_token).astype(np.int64) + FRAMING)
-    return CorpusSample(lengths, texts, indices)
+    spec, cache = request.spec, settings.model_cache
+    directory = None if model_files.is_null(spec.model) else model_files.resolve(spec.model, cache)
+    bytes_per_token = _bytes_per_token(texts[:TOKENISED], directory) if directory else None
+    counter = TokenCounter.of_job(spec, directory, bytes_per_token)
+    return CorpusSample(counter.estimate(sizes), texts, indices)
 
 
 def _starts(sizes: NDArray[np.int64]) -> list[int]:
@@ -76,15 +76,16 @@ def _texts(request: Request) -> Iterator[str]:
         yield from rows.texts
 
 
-def _bytes_per_token(texts: Sequence[str], spec: JobSpec, settings: Settings) -> float:
-    """Return the bytes per token of these texts, without the tokens that frame each of them."""
+def _bytes_per_token(texts: Sequence[str], directory: Path) -> float | None:
+    """Return the bytes per token of these texts, without the tokens that frame each of them.
+
+    None without the model's tokenizer.
+    """
     from tokenizers import Tokenizer  # noqa: PLC0415 # only where it is needed
 
-    if model_files.is_null(spec.model):
-        return BYTES_PER_TOKEN
-    path = model_files.resolve(spec.model, settings.model_cache) / "tokenizer.json"
+    path = directory / "tokenizer.json"
     if not path.exists():
-        return BYTES_PER_TOKEN
+        return None
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)

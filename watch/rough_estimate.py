@@ -9,18 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from embedfarm.contract.farm_client import FarmClient
 from embedfarm.contract.formatting import HOUR, counted, format_range
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.spending import format_cost, format_device_hours
+from embedfarm.contract.token_counter import TokenCounter
 from embedfarm.watch.corpus_beginning import CorpusBeginning
-from embedfarm.watch.corpus_sample import FRAMING, TOKENS_MAX
 from embedfarm.watch.forecast import HISTORY_SPREAD, SPREAD_MIN, remembered_paces
 
 DEVIATIONS: Final = 1.645  # to both sides of a mean lie nine cases of ten
 UNSEEN_SPREAD: Final = 0.3  # by which chunks that were not read may differ from those that were
 UNTOKENISED_SPREAD: Final = 0.3  # of the bytes in a token, where no tokenizer was at hand
-BYTES_PER_TOKEN: Final = 4.0  # then
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def estimate_roughly(
     farm: FarmClient,
     spec: JobSpec,
     beginning: CorpusBeginning,
-    bytes_per_token: float | None,
+    counter: TokenCounter,
     half_life_seconds: float,
 ) -> RoughEstimate:
     """Estimate a job from the beginning of its corpus.
@@ -94,17 +95,14 @@ def estimate_roughly(
         farm: The farm, which remembers how fast its workers were.
         spec: What the job asks for.
         beginning: The beginning of its corpus.
-        bytes_per_token: Bytes of a token of the beginning; None where no tokenizer is at hand.
+        counter: Estimates the tokens of texts, the worse where no tokenizer is at hand.
         half_life_seconds: Setting `rate_half_life_seconds`.
 
     Raises:
         ForecastError: No worker of the farm has embedded anything with the model.
     """
-    tokens_max = spec.max_length or TOKENS_MAX
-    per_token = bytes_per_token or BYTES_PER_TOKEN
-    lengths = [
-        min(tokens_max, int(len(text.encode()) / per_token) + FRAMING) for text in beginning.texts
-    ]
+    sizes = np.asarray([len(text.encode()) for text in beginning.texts])
+    lengths = counter.estimate(sizes).tolist()
     mean = statistics.fmean(lengths)
     paces = remembered_paces(farm, spec, half_life_seconds, mean)
     speeds = [each.tokens_per_second for each in paces]
@@ -114,7 +112,7 @@ def estimate_roughly(
     hours = sum(share * each.device_seconds for share, each in shares) / HOUR
     cost = sum(share * each.cost for share, each in shares)
     spread = _spread_of_size(lengths, beginning.read_ratio) * _spread_of_speed(speeds)
-    spread *= 1 if bytes_per_token else 1 + UNTOKENISED_SPREAD
+    spread *= 1 if counter.bytes_per_token else 1 + UNTOKENISED_SPREAD
     return RoughEstimate(
         chunks=beginning.chunks,
         tokens=round(tokens),

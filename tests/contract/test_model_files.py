@@ -21,6 +21,7 @@ from embedfarm.contract.model_files import (
     find_local,
     fingerprint,
     is_null,
+    own_limit,
     resolve,
     sha256,
     weight_files,
@@ -478,3 +479,38 @@ def test_adapter_of_itself(tmp_path: Path) -> None:
     """Files that name each other have a fingerprint, whatever loading makes of them."""
     model = write(tmp_path / "model", adapter(str(tmp_path / "model")))
     assert fingerprint("m", model, SPEC, "float32")["weights"]
+
+
+LIMITS = {
+    "said by sentence-transformers": (
+        {
+            "sentence_bert_config.json": '{"max_seq_length": 256}',
+            "tokenizer_config.json": '{"model_max_length": 512}',
+        },
+        256,
+    ),
+    "of the tokenizer": ({"tokenizer_config.json": '{"model_max_length": 512}'}, 512),
+    "of the network": (
+        {
+            "tokenizer_config.json": '{"model_max_length": 1000000000000000019884624838656}',
+            "config.json": '{"max_position_embeddings": 8192}',
+        },
+        8192,
+    ),
+    "in a folder": (
+        {
+            "modules.json": json.dumps([{"path": "0_Transformer", "type": "models.Transformer"}]),
+            "0_Transformer/sentence_roberta_config.json": '{"max_seq_length": 128}',
+        },
+        128,
+    ),
+    "none": ({"config.json": '{"max_position_embeddings": -1}'}, sys.maxsize),
+    "damaged": ({"tokenizer_config.json": "{"}, sys.maxsize),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_limit_of_a_model(tmp_path: Path, name: str) -> None:
+    """The files of a model say how many tokens it takes, be it any number."""
+    files, limit = LIMITS[name]
+    assert own_limit(write(tmp_path, files)) == limit

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from embedfarm.contract.records import Block, Rows, text_checksums
 from embedfarm.contract.settings import Settings
 from embedfarm.contract.source_places import Places, RowRun, SourceReference
+from embedfarm.contract.token_counter import TokenCounter
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.producer.blocks import Blocker
 from tests.word_tokenizer import write_tokenizer
@@ -162,7 +163,8 @@ def test_blocks_are_no_smaller_than_need_be(
 )
 def test_tokens(text: str, tokens: int) -> None:
     """A chunk counts a token for 4 bytes of UTF-8 and two for its frame, up to the maximum."""
-    blocks = list(cut(Blocker(0, Settings(), tokens_max=30), [Rows([text, text], None)]))
+    blocker = Blocker(0, Settings(), TokenCounter(30))
+    blocks = list(cut(blocker, [Rows([text, text], None)]))
     assert sum(block.token_count for block in blocks) == 2 * tokens
 
 

@@ -117,6 +117,18 @@ def test_everything_is_sent(opened: Open, job: Job) -> None:
     assert status.tokens_in == sum(block.token_count for block in blocks_of(job))
 
 
+@pytest.mark.parametrize(("long", "tokens"), [("truncate", 9), ("windows", 1002 + 166 * (2 + 1))])
+def test_long_texts_count_as_the_model_takes_them(
+    bench: Bench, job: Job, tmp_path: Path, long: str, tokens: int
+) -> None:
+    """A long text counts what the model keeps of it, or all of its windows, as worker and plan."""
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 9}', encoding="utf-8")
+    spec = JobSpec(model=SPEC.model, long=long, long_overlap=1)
+    farm = FarmClient(bench.client())
+    Submitter(farm, "j", spec, 0, LARGE, bench.stop, tmp_path).submit([Rows(["word" * 1000], None)])
+    assert job.status().tokens_in == tokens
+
+
 def test_ids_are_sent_once_workers_say_how(opened: Open, job: Job, tmp_path: Path) -> None:
     """Token ids are sent once workers agree on how, texts before; no row is left out."""
     submitter = opened(tokenizer=write_tokenizer(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 
 from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.records import Completion
-from embedfarm.contract.settings import Settings
+from embedfarm.contract.settings import DEFAULT_MODEL, Settings
 from embedfarm.contract.spending import Estimate
 from embedfarm.readers import CorpusOptions
 from embedfarm.runs.budget import keep_estimate, read_estimate
@@ -21,11 +21,10 @@ from tests.contract.little_job import heartbeat
 from tests.farm.harness import run, texts_of, write_corpus
 
 
-def request_for(corpus: Path, model: str = "null:4") -> Request:
+def request_for(corpus: Path, model: str = "null:4", **fields: object) -> Request:
     """Return the request to embed a corpus."""
-    return Request(
-        (str(corpus),), CorpusOptions(), skip_bad_rows=False, spec=JobSpec(model=model), sink="npy"
-    )
+    spec = JobSpec(model=model, **fields)  # type: ignore[arg-type] # any of its fields
+    return Request((str(corpus),), CorpusOptions(), skip_bad_rows=False, spec=spec, sink="npy")
 
 
 def test_a_sample_is_from_all_over_the_corpus(
@@ -50,6 +49,26 @@ def test_a_small_corpus_is_all_of_its_sample(tmp_path: Path, count: int) -> None
     texts = list(texts_of(count))
     sample = take_sample(request_for(write_corpus(tmp_path / "c.jsonl", texts)), Settings())
     assert sorted(sample.indices) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({}, 256),
+        ({"max_length": 8}, 8),
+        ({"max_length": 999}, 256),
+        ({"long": "error"}, 256),
+        ({"long": "windows"}, 4 * 256 - 20),  # as the model goes through them
+        ({"long": "windows", "long_overlap": 1 << 50}, 900 + 2 + 6 * (2 + 127)),  # is refused
+    ],
+)
+def test_long_texts_count_as_the_model_takes_them(
+    tmp_path: Path, fields: dict[str, object], tokens: int
+) -> None:
+    """A text over the model's own limit counts as much of it as is kept, or all of its windows."""
+    corpus = write_corpus(tmp_path / "c.jsonl", ["word " * 900])
+    sample = take_sample(request_for(corpus, DEFAULT_MODEL, **fields), Settings())
+    assert sample.lengths.tolist() == [tokens]
 
 
 def completion(worker: str, seconds: float, **others: object) -> Completion:

@@ -103,6 +103,9 @@ def test_a_real_tokenizer_counts(web: TestClient, client: redis.Redis) -> None:
     asked = {"texts": ["one two three four five six seven eight"] * 10, "model": DEFAULT_MODEL}
     assert estimate(web, json=asked)["tokens"] == 100
     assert estimate(web, json=asked | {"max_length": 4})["tokens"] == 40
+    long = asked | {"texts": ["word " * 900] * 10}
+    assert estimate(web, json=long)["tokens"] == 2560  # of the model's own length
+    assert estimate(web, json=long | {"long": "windows"})["tokens"] == 10_040
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Tests of texts that are longer than the model takes."""
 
 import re
+import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,16 +13,17 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 from embedfarm.contract.job_spec import JobSpec
-from embedfarm.contract.model_files import ModelError
+from embedfarm.contract.model_files import ModelError, own_limit
 from embedfarm.contract.records import Block
 from embedfarm.contract.settings import Settings
+from embedfarm.contract.token_counter import FRAMING, TokenCounter
 from embedfarm.workers.embedder import Embedder
 from embedfarm.workers.engines.engine import Finish, Tokenised
 from embedfarm.workers.engines.opening import open_engine
 from embedfarm.workers.engines.sentence_transformer import SentenceTransformerEngine
 from embedfarm.workers.engines.windows import cut_windows, pool_windows
 from tests.workers.support import micro_batch
-from tests.workers.tiny_models import LENGTH_MAX, build
+from tests.workers.tiny_models import KINDS, LENGTH_MAX, build
 
 LONG = "The quick brown fox jumps over the lazy dog near the river bank. " * 20
 TEXTS = ["short one", LONG, "another", LONG[:700] + "and farms", LONG]
@@ -52,6 +55,24 @@ def test_windows_hold_the_whole_text(words: list[str], room: int, overlap: int) 
     if max(map(len, words)) <= 3:
         assert not any(text[start - 1 : start].strip() for start, _ in spans)
         assert not any(text[end : end + 1].strip() for _, end in spans)
+
+
+@given(st.integers(1, 300), st.integers(5, 20), st.integers(0, 2))
+def test_windows_are_counted_before_they_are_cut(count: int, room: int, overlap: int) -> None:
+    """The tokens of all windows are known from the length of the text, wherever they are cut."""
+    text = "a" * count  # each a token
+    spans = cut_windows(text, [(place, place + 1) for place in range(count)], room, overlap)
+    counter = TokenCounter(room + FRAMING, overlap, bytes_per_token=1)
+    assert counter.estimate(np.asarray([count])).tolist() == [
+        sum(end - start + FRAMING for start, end in spans)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_limits_are_read_without_the_model(kind: str, models: Callable[[str], Path]) -> None:
+    """The limit that a model's files say is that of the model when it is loaded."""
+    limit = SentenceTransformer(str(models(kind)), device="cpu").max_seq_length
+    assert own_limit(models(kind)) == min(limit or sys.maxsize, sys.maxsize)
 
 
 def test_windows_are_pooled_by_tokens() -> None:

@@ -9,14 +9,18 @@ from typing import Annotated, Final
 from fastapi import APIRouter, HTTPException, Query, Request
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
+from tokenizers import Tokenizer
 
 from embedfarm.contract import model_files
+from embedfarm.contract.job_spec import JobSpec
+from embedfarm.contract.sizing import BYTES_PER_TOKEN
+from embedfarm.contract.token_counter import TokenCounter
 from embedfarm.ingest.allow_list import is_url
 from embedfarm.readers import CorpusError, CorpusOptions
 from embedfarm.readers.corpus import SUFFIXES
 from embedfarm.readers.source import split_compression
 from embedfarm.watch.corpus_beginning import read_beginning
-from embedfarm.watch.rough_estimate import BYTES_PER_TOKEN, RoughEstimate, estimate_roughly
+from embedfarm.watch.rough_estimate import RoughEstimate, estimate_roughly
 from embedfarm.watch.trial_run import ForecastError
 from embedfarm.web.auth.keys import Scope
 from embedfarm.web.http.problems import problems
@@ -86,10 +90,10 @@ def estimate_order(services: Services, order: Order) -> RoughEstimate:
     except (CorpusError, OSError) as error:
         raise HTTPException(422, f"the corpus cannot be estimated: {error}") from error
     spec, settings = said.spec(model), services.settings
-    bytes_per_token = _bytes_per_token(services, model, beginning.texts)
+    counter = _counter(services, spec, beginning.texts)
     try:
         return estimate_roughly(
-            services.farm, spec, beginning, bytes_per_token, settings.rate_half_life_seconds
+            services.farm, spec, beginning, counter, settings.rate_half_life_seconds
         )
     except ForecastError as error:
         raise HTTPException(409, f"{error}: `embedfarm embed … --plan` tries it") from error
@@ -104,14 +108,20 @@ def _format_of(order: Order) -> str | None:
     return order.options.input_format or SUFFIXES.get(suffix)
 
 
-def _bytes_per_token(services: Services, model: str, texts: list[str]) -> float | None:
-    """Return the bytes of a token in texts; None where the model's tokenizer is not here."""
-    if model_files.is_null(model):
-        return BYTES_PER_TOKEN
+def _counter(services: Services, spec: JobSpec, texts: list[str]) -> TokenCounter:
+    """Return what estimates tokens, the worse where the model's tokenizer is not here."""
+    if model_files.is_null(spec.model):
+        return TokenCounter.of_job(spec, None, BYTES_PER_TOKEN)
     try:
-        tokenizer = tokenizer_of(model, services.settings)
+        tokenizer = tokenizer_of(spec.model, services.settings)
     except HTTPException:
-        return None
+        return TokenCounter.of_job(spec, None)
+    directory = model_files.find_local(spec.model, services.settings.model_cache)
+    return TokenCounter.of_job(spec, directory, _bytes_per_token(tokenizer, texts))
+
+
+def _bytes_per_token(tokenizer: Tokenizer, texts: list[str]) -> float | None:
+    """Return the bytes of a token in texts; None without any token."""
     some, left = list[str](), TOKENISED_CHARACTERS
     for text in texts:
         some.append(text[: min(left, TEXT_BYTES_MAX // 4)])
