@@ -19,6 +19,7 @@ from embedfarm.contract.model_states import ModelState
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.engine import TRYING, Engine, ModelUnavailable
 from embedfarm.workers.engines.group import current_group
+from embedfarm.workers.engines.load_errors import load_errors
 from embedfarm.workers.engines.memory import allocated_bytes, limit_batches, predict_bytes
 from embedfarm.workers.engines.opening import engine_name, look_at, open_engine, open_reference
 from embedfarm.workers.engines.unchanged_files import files_of
@@ -279,7 +280,8 @@ class ModelStore:
         if limit:
             limit_batches(self.torch_device, 0)  # the model is no part of what is limited
         try:
-            model = self._open(spec)
+            with load_errors(spec.model):
+                model = self._open(spec)
             self.resident.add(model)
             self._failed.pop(model.key, None)
         finally:

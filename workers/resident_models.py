@@ -11,6 +11,7 @@ from typing import Final
 from embedfarm.contract.farm_client import engine_key
 from embedfarm.contract.job_spec import JobSpec, model_key
 from embedfarm.workers.engines.engine import Engine
+from embedfarm.workers.engines.load_errors import load_errors
 from embedfarm.workers.engines.unchanged_files import files_of
 
 VARIANTS_MAX: Final = (
@@ -83,7 +84,8 @@ class ResidentModel:
         Raises:
             ModelError: The model cannot do what the job asks for.
         """
-        engine = self.engine.for_job(spec)
+        with load_errors(spec.model):
+            engine = self.engine.for_job(spec)
         if engine is not None:
             self._variants[key] = engine
             while len(self._variants) > VARIANTS_MAX:  # the one that was loaded stays

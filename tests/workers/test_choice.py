@@ -1,5 +1,6 @@
 """Tests of the engine that is chosen where nobody chose one."""
 
+import errno
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines import choice
 from embedfarm.workers.engines.kept_choices import Choice, forget_choices, kept_choices
-from embedfarm.workers.engines.opening import open_engine
+from embedfarm.workers.engines.opening import engine_name, open_engine
 from tests.workers.tiny_models import SENTENCES, build
 
 if TYPE_CHECKING:
@@ -113,3 +114,30 @@ def test_a_choice_is_made_again_after_a_while(tmp_path: Path) -> None:
     assert forget_choices("another", settings) == 0
     assert forget_choices(spec.model, settings) == 1
     assert not kept_choices(settings)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    full: bool,
+) -> None:
+    """Where no choice can be kept, it is made at each start, and people are told why once."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = tmp_path / "cache"
+    if full:
+        monkeypatch.setattr(Path, "write_bytes", refuse)
+    else:
+        cache.touch()  # where a directory should be
+    settings, spec = Settings(engine_cache=cache), JobSpec(model=str(build("static", tmp_path)))
+    for _ in range(2):
+        assert open_engine(spec, "cpu", settings).name == "torch"
+        assert engine_name(spec, "cpu", settings) == ""
+    said = [each for each in caplog.messages if "it cannot be kept" in each]
+    assert sum(".json" in each for each in said) == 1
+    assert len(said) == len(set(said)) == (1 if full else 2)  # no lock either

@@ -1,5 +1,6 @@
 """Tests of which models a worker loads, and what becomes of the one that it has."""
 
+import errno
 import json
 import shutil
 import struct
@@ -24,7 +25,13 @@ from embedfarm.contract.settings import Settings
 from embedfarm.watch.overview import read_jobs
 from embedfarm.workers import job_engines, model_store
 from embedfarm.workers.engines import sentence_transformer
-from embedfarm.workers.engines.engine import Engine, ModelUnavailable
+from embedfarm.workers.engines.engine import (
+    DeviceFailed,
+    Engine,
+    ModelUnavailable,
+    OutOfMemory,
+)
+from embedfarm.workers.engines.null import NullEngine
 from embedfarm.workers.engines.opening import open_engine
 from embedfarm.workers.job_engines import REFUSAL_SECONDS, JobEngines
 from embedfarm.workers.model_store import ModelStore
@@ -126,6 +133,73 @@ def test_no_room_is_said_to_pass(
     assert "CUDA out of memory" in reason
     assert engines.prepare("j") is not None
     assert engines.farm.reports.refusals("j") == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (RuntimeError("no libfoo.so"), False),
+        (OSError("libfoo.so: cannot open shared object file"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (MemoryError("no 3 GiB"), True),
+        (OutOfMemory("CUDA out of memory"), True),
+    ],
+)
+def test_a_load_that_raises_anything_costs_its_job_only(
+    engines: JobEngines,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    *,
+    passes: bool,
+) -> None:
+    """A job whose model fails to load in whatever way is refused; the worker serves all others."""
+
+    def fail(*_: object) -> Engine:
+        raise error
+
+    bad, name = JobSpec(model="null:4"), type(error).__name__
+    give(engines.farm.client, "bad", bad)
+    with monkeypatch.context() as broken:
+        broken.setattr(model_store, "open_engine", fail)
+        assert engines.prepare("bad") is None
+    reason = f"null:4 does not load: {name}: {error}"
+    assert engines.farm.reports.refusals("bad")["w"] == f"{NOT_NOW if passes else ''}{reason}"
+    assert [each.exc_info[1] for each in caplog.records if each.exc_info] == [error]
+    assert engines.farm.loads.attempts("w", weights_key(bad)).count == 0
+    give(engines.farm.client, "other", JobSpec(model="null:2"))
+    assert engines.prepare("other") is not None
+    assert engines.prepare("good") is not None
+
+
+def test_a_variant_that_raises_anything_costs_its_job_only(
+    engines: JobEngines, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that a loaded model fails to be made ready for is refused; the model's others go on."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no libfoo.so")
+
+    monkeypatch.setattr(NullEngine, "for_job", fail)
+    give(client, "bad", msgspec.structs.replace(GOOD, dimensions=4))
+    assert not engines.needs_load("bad")
+    assert engines.prepare("bad") is None
+    assert "RuntimeError: no libfoo.so" in engines.farm.reports.refusals("bad")["w"]
+    assert engines.prepare("good") is not None
+
+
+def test_a_device_that_fails_in_a_load_ends_the_worker(
+    engines: JobEngines, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model is not to blame for its device, which only a new process can use again."""
+
+    def fail(*_: object) -> Engine:
+        raise DeviceFailed("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(model_store, "open_engine", fail)
+    give(client, "j", JobSpec(model="null:4"))
+    with pytest.raises(DeviceFailed):
+        engines.prepare("j")
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "{", json.dumps([1])])

@@ -1,5 +1,6 @@
 """Tests of OpenVINO's conversion, cache, precision and refusals; vectors are in test_engines."""
 
+import errno
 import faulthandler
 import gc
 import multiprocessing
@@ -234,6 +235,76 @@ def test_what_is_known_of_a_model_may_be_lost(tmp_path: Path) -> None:
     shutil.rmtree(graph.parent)
     np.testing.assert_array_equal(embed(open_engine(spec, "cpu", settings)), first)
     assert graph.exists()
+
+
+@pytest.mark.parametrize("refused", ["directory", "graph", "sample", "description"])
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    refused: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A model runs as ever though its graph, or its description, cannot be kept; people are told.
+
+    So do its exact twin and its other jobs, and all is kept once there is room again.
+    """
+
+    def run_full(model: Any, path: Path, **_: object) -> None:  # noqa: ANN401 # a graph
+        path.parent.mkdir()
+        path.write_text(str(model)[:100])
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept, cache = Settings(engine_cache=tmp_path / "kept"), tmp_path / "cache"
+    spec = JobSpec(str(build("mean_pooled", tmp_path)), dtype="bfloat16", engine="openvino")
+    other = msgspec.structs.replace(spec, dimensions=4)
+    expected = open_engine(spec, "cpu", kept)
+    settings = Settings(engine_cache=cache)
+    with monkeypatch.context() as full:
+        if refused == "directory":
+            cache.touch()
+        elif refused == "graph":
+            full.setattr("openvino.save_model", run_full)
+        elif refused == "sample":
+            full.setattr(graph.TorchSample, "write", refuse)
+        else:
+            full.setattr(Path, "write_bytes", refuse)
+        engine = open_engine(spec, "cpu", settings)
+        assert isinstance(engine, OpenVinoEngine)
+        np.testing.assert_allclose(embed(engine), embed(expected), atol=1e-6)
+        assert expected.exact_twin is not None
+        exact = embed(expected.exact_twin)
+        np.testing.assert_allclose(embed(engine.exact_twin), exact, atol=1e-6)
+        variant = engine.for_job(other)
+        assert variant is not None
+        assert embed(variant).shape[1] == 4
+    assert "it cannot be kept" in caplog.text
+    if refused == "directory":
+        cache.unlink()
+    open_engine(spec, "cpu", settings)
+    assert len(graphs(cache)) >= 4
+    assert not list(cache.rglob("*.partial"))
+
+
+def test_a_graph_of_no_use_may_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged graph that cannot be thrown away, as on a read-only disk, is not used either."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    settings = Settings(engine_cache=tmp_path / "cache")
+    spec = JobSpec(model=str(build("mean_pooled", tmp_path)), dtype="float32", engine="openvino")
+    first = embed(open_engine(spec, "cpu", settings))
+    (file,) = (tmp_path / "cache").rglob("graph.bin")
+    file.write_bytes(b"")
+    written = graphs(tmp_path / "cache")
+    for change in ("mkdir", "rename", "write_bytes"):
+        monkeypatch.setattr(Path, change, refuse)
+    again = embed(open_engine(spec, "cpu", settings))
+    np.testing.assert_allclose(again, first, atol=1e-6)
+    assert graphs(tmp_path / "cache") == written
 
 
 def test_int8_is_close(tmp_path: Path) -> None:

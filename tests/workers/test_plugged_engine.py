@@ -36,6 +36,10 @@ def kill(spec, device, settings):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fail(spec, device, settings):
+    raise RuntimeError("no libfoo.so")
+
+
 def hang(spec, device, settings):
     threading.Event().wait()
 """
@@ -44,6 +48,7 @@ ENGINES = """
 doubled = doubled:open_doubled
 broken = doubled:nothing
 deadly = doubled:kill
+failing = doubled:fail
 hanging = doubled:hang
 """
 
@@ -88,12 +93,13 @@ def test_one_that_does_not_load(plugged: dict[str, str], tmp_path: Path) -> None
 
 ENDS: Final = {
     "deadly": ("3 times in a row the worker's process ended while it loaded this model", 3),
+    "failing": ("null:4 does not load: RuntimeError: no libfoo.so", 0),
     "hanging": ("the loading of null:4 did not finish within 2 s", 1),
 }
 
 
 @pytest.mark.parametrize("engine", list(ENDS))
-def test_one_whose_loading_ends_the_process(
+def test_one_that_cannot_be_loaded(
     engine: str,
     plugged: dict[str, str],
     server: LiveServer,

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.quick_imports import quick_imports
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.cores import cpu_name
+from embedfarm.workers.engines.cache_files import leave_out
 from embedfarm.workers.engines.engine import TRYING, Engine
 from embedfarm.workers.engines.graph import VERSION, resolve_dtype, thread_count
 from embedfarm.workers.engines.kept_choices import (
@@ -100,8 +101,14 @@ def _path(spec: JobSpec, settings: Settings) -> Path:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Lock out all others on this host during the body; a process that dies lets go."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """Lock out all others on this host during the body; a process that dies lets go.
+
+    Where no file can be locked, all find out for themselves what one could tell the others.
+    """
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+        except OSError as error:
+            leave_out(path, error)
         yield

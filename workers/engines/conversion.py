@@ -23,6 +23,7 @@ from embedfarm.contract.job_spec import JobSpec
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.settings import Settings
 from embedfarm.workers.engines.arithmetic import Arithmetic
+from embedfarm.workers.engines.cache_files import leave_out
 from embedfarm.workers.engines.calibration import calibration_texts
 from embedfarm.workers.engines.converted_model import (
     TOKENIZERS_MAX,
@@ -184,7 +185,10 @@ def _find_graph(
     fingerprint: Mapping[str, str],
     settings: Settings,
 ) -> tuple[Path, CompiledGraph]:
-    """Return the directory of a graph whose vectors are torch's, made if there is none."""
+    """Return the directory of a graph whose vectors are torch's, made if there is none.
+
+    One that cannot be kept there is used all the same.
+    """
     dtype = fingerprint["dtype"]
     identity = files_identity(fingerprint) | {
         "task": engine.spec.task if engine.has_routes else "",
@@ -193,27 +197,39 @@ def _find_graph(
         "graph": GRAPH_VERSION,
     }
     path = cache_directory(settings) / digest(identity)
-    path.parent.mkdir(parents=True, exist_ok=True)
     kept = None
     if path.exists():  # made by a model of these digests, but perhaps not by this one
         now = _sample(engine, COMPARED_STEP * SAMPLE_STEP)
         kept = open_kept(path, graph.inputs, dtype, engine.preprocessing.pad, now)
     if kept is not None:
         return path, kept
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        made = Path(directory) / "graph"
-        write(_convert(engine, graph, dtype), made)
-        _sample(engine, COMPARED_STEP).write(made)
-        compiled = _compile(engine, graph, made, dtype)
-        for file in made.iterdir():
-            with file.open("rb") as written:
-                sync(written)  # a loss of power leaves all of a graph, or nothing
-        try:
-            made.rename(path)
-        except OSError:
-            if not path.exists():  # of several workers at once one wins
-                raise
+    model, sample = _convert(engine, graph, dtype), _sample(engine, COMPARED_STEP)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+            made = Path(directory) / "graph"
+            write(model, made)
+            sample.write(made)
+            compiled = CompiledGraph.open(made, graph.inputs, dtype)
+            _check(compiled, sample, engine, dtype)
+            _keep(made, path)
+    except OSError as error:
+        leave_out(path, error)
+        compiled = CompiledGraph.compile(model, graph.inputs, dtype)
+        _check(compiled, sample, engine, dtype)
     return path, compiled
+
+
+def _keep(made: Path, path: Path) -> None:
+    """Keep the directory of a graph, of which a loss of power leaves all, or nothing."""
+    for file in made.iterdir():
+        with file.open("rb") as written:
+            sync(written)
+    try:
+        made.rename(path)
+    except OSError:
+        if not path.exists():  # of several workers at once one wins
+            raise
 
 
 def _sample(engine: SentenceTransformerEngine, step: int) -> TorchSample:
@@ -227,22 +243,20 @@ def _sample(engine: SentenceTransformerEngine, step: int) -> TorchSample:
     return TorchSample(batch.features, batch.lengths, torch.cat(made).numpy())
 
 
-def _compile(
-    engine: SentenceTransformerEngine, graph: _Graph, directory: Path, dtype: str
-) -> CompiledGraph:
-    """Compile a graph, refuse one whose vectors are not torch's, and log what it loses.
+def _check(
+    compiled: CompiledGraph, sample: TorchSample, engine: SentenceTransformerEngine, dtype: str
+) -> None:
+    """Refuse a graph whose vectors are not torch's, and log what it loses.
 
     Raises:
         ModelError: The graph loses too much.
     """
-    compiled = CompiledGraph.open(directory, graph.inputs, dtype)
-    cosines = compiled.compare(TorchSample.read(directory), engine.preprocessing.pad)
+    cosines = compiled.compare(sample, engine.preprocessing.pad)
     log.info(
         "OpenVINO in %s against torch: cosine %.5f on average, %.5f at least",
         *(dtype, cosines.mean(), cosines.min()),
     )
     check_cosines(cosines, dtype)
-    return compiled
 
 
 def _convert(engine: SentenceTransformerEngine, graph: _Graph, dtype: str) -> Any:  # noqa: ANN401 # a graph

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from embedfarm.contract.settings import Settings
 from embedfarm.contract.token_ids import TokenEncoder
 from embedfarm.workers.cores import cpu_name
 from embedfarm.workers.engines.arithmetic import Arithmetic
+from embedfarm.workers.engines.cache_files import keep
 from embedfarm.workers.engines.encoder_tokenizer import EncoderTokenizer
 from embedfarm.workers.engines.graph import thread_count
 from embedfarm.workers.engines.tokenizer import Tokenizer, find_prompt
@@ -135,15 +135,13 @@ def read_kept(path: Path) -> ConvertedModel | None:
     """Return what is known of a model; None where nothing is, or it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ConvertedModel)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError):
         return None
 
 
 def write_kept(path: Path, model: ConvertedModel) -> None:
-    """Keep what is known of a model; of several that do so at once one wins."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_bytes(msgspec.json.encode(model))
-    partial.replace(path)
+    """Keep what is known of a model, if it can be written."""
+    keep(path, msgspec.json.encode(model))
 
 
 def from_kept(

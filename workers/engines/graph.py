@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from embedfarm.contract.model_files import ModelError
 from embedfarm.contract.similarity import cosine
+from embedfarm.contract.unreadable_records import name_once
 from embedfarm.workers.cores import available_cores
 from embedfarm.workers.engines.engine import OutOfMemory
 from embedfarm.workers.engines.tokens import Tokens
@@ -81,8 +82,15 @@ def convert(module: Any, example: Sequence[Any]) -> openvino.Model:  # noqa: ANN
 
 
 def write(model: openvino.Model, directory: Path) -> None:
-    """Write a graph into a directory that is made for it, with its weights as they are."""
-    openvino.save_model(model, directory / GRAPH, compress_to_fp16=False)
+    """Write a graph into a directory that is made for it, with its weights as they are.
+
+    Raises:
+        OSError: It cannot be written, for which OpenVINO raises what it raises for all else.
+    """
+    try:
+        openvino.save_model(model, directory / GRAPH, compress_to_fp16=False)
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
 
 
 def thread_count() -> int:
@@ -140,18 +148,27 @@ class CompiledGraph:
 
     @classmethod
     def open(cls, directory: Path, inputs: Sequence[str], dtype: str) -> "CompiledGraph":
-        """Compile a graph.
-
-        Args:
-            directory: Directory of its files.
-            inputs: Names of the features that it takes.
-            dtype: Key of `PRECISIONS`.
+        """Compile the graph in a directory, as `compile` does.
 
         Raises:
             RuntimeError: OpenVINO cannot read or compile it.
         """
+        return cls.compile(core().read_model(directory / GRAPH), inputs, dtype)
+
+    @classmethod
+    def compile(cls, model: openvino.Model, inputs: Sequence[str], dtype: str) -> "CompiledGraph":
+        """Compile a graph.
+
+        Args:
+            model: The graph.
+            inputs: Names of the features that it takes.
+            dtype: Key of `PRECISIONS`.
+
+        Raises:
+            RuntimeError: OpenVINO cannot compile it.
+        """
         compiled = core().compile_model(
-            core().read_model(directory / GRAPH),
+            model,
             DEVICE,
             {
                 "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
@@ -230,6 +247,9 @@ def open_kept(
 
 
 def _discard(directory: Path) -> None:
-    """Throw a graph away, as another worker may do at the same moment."""
-    with TemporaryDirectory(dir=directory.parent) as place, suppress(FileNotFoundError):
-        directory.rename(Path(place) / "graph")
+    """Throw a graph away, as another worker may do at the same moment; one may have to stay."""
+    try:
+        with TemporaryDirectory(dir=directory.parent) as place, suppress(FileNotFoundError):
+            directory.rename(Path(place) / "graph")
+    except OSError as error:
+        name_once(str(directory), f"it cannot be removed: {error.strerror}")

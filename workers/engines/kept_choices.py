@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from embedfarm.contract.settings import Settings
+from embedfarm.workers.engines.cache_files import keep
 
 KEPT_SECONDS: Final = 30 * 86_400.0  # a noisy moment, or an older library, may have decided
 
@@ -38,15 +39,14 @@ def read_choice(path: Path) -> Choice | None:
     """Return a choice that is kept in a file; None where it is to be made, or made again."""
     try:
         choice = msgspec.json.decode(path.read_bytes(), type=Choice)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError):
         return None
     return choice if time.time() - choice.tried_at < KEPT_SECONDS else None
 
 
 def keep_choice(path: Path, choice: Choice) -> None:
-    """Keep a choice in a file, whole."""
-    path.with_suffix(".partial").write_bytes(msgspec.json.encode(choice))
-    path.with_suffix(".partial").replace(path)
+    """Keep a choice in a file, if it can be written."""
+    keep(path, msgspec.json.encode(choice))
 
 
 def kept_choices(settings: Settings) -> dict[Path, Choice]:

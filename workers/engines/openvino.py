@@ -104,7 +104,8 @@ class OpenVinoEngine:
             twin = _open(exact, "float32", self.settings)
         if twin.fingerprint != self.fingerprint | {"dtype": "float32"}:
             raise ModelUnavailable(f"the files of {self.spec.model} have changed")
-        if sum(file.stat().st_size for file in twin.prepared.graph.iterdir()) <= TWIN_BYTES_MAX:
+        files = twin.prepared.graph.glob("*")  # none where the graph could not be kept
+        if 0 < sum(file.stat().st_size for file in files) <= TWIN_BYTES_MAX:
             self.graphs["float32"] = twin.graphs["float32"]
         return twin
 
