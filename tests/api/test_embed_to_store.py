@@ -93,11 +93,13 @@ def test_a_submission_fills_a_store_by_its_name(
 
 INTERRUPTED: Final = """
 import sys, embedfarm
+from pathlib import Path
 out, url, texts = sys.argv[1], sys.argv[2], [f"chunk number {n}" for n in range(3000)]
 def show(status, workers):
-    if status.drained_upto > 500:
+    journals = Path(out).glob("_stores/*/confirmed.jsonl")
+    if any('"part"' in journal.read_text() for journal in journals):
         print("some", flush=True)
-options = dict(out=out, model="null:16:2000", job_id="texts", to=url)
+options = dict(out=out, model="null:16:1000", job_id="texts", to=url)
 try:
     embedfarm.embed(iter(texts), progress=show, **options)
 except KeyboardInterrupt:
