@@ -127,6 +127,11 @@ class Part(Written, kw_only=True):
         """Index after the last chunk."""
         return self.start + self.count
 
+    @property
+    def rows_made_of(self) -> str:
+        """Count and checksums of its texts and ids, which a retry does not change."""
+        return f"{self.count} {self.texts_sha256} {self.names_sha256}"
+
 
 def check_bytes(directory: Path, part: Part) -> None:
     """Refuse a part of a finished output in `directory` that is not as it was written.
@@ -318,9 +323,9 @@ class Manifest(About, kw_only=True):
 
     @property
     def rows_sha256(self) -> str:
-        """SHA-256 over the parts' checksums of texts and ids, which no retry changes."""
-        rows = [f"{part.count} {part.texts_sha256} {part.names_sha256}" for part in self.parts]
-        return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+        """SHA-256 over the parts' `rows_made_of`, one on each line."""
+        rows = "\n".join(part.rows_made_of for part in self.parts)
+        return hashlib.sha256(rows.encode()).hexdigest()
 
     @property
     def layout(self) -> Layout:

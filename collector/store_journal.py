@@ -163,8 +163,7 @@ class StoreJournal:
 
 def confirmed_part(part: Part) -> ConfirmedPart:
     """Return the line that says that a store has a part."""
-    texts = f"{part.count} {part.texts_sha256} {part.names_sha256}"
-    return ConfirmedPart(start=part.start, sha256=part.sha256, texts=texts)
+    return ConfirmedPart(start=part.start, sha256=part.sha256, texts=part.rows_made_of)
 
 
 def journal_directory(out: Path, address: StoreAddress) -> Path:
